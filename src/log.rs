@@ -45,7 +45,7 @@ impl FromStr for Format {
         match text {
             "text" => Ok(Format::Text),
             "json" => Ok(Format::Json),
-            _ => Err(format!("{text:?} is no log format; it is text or json")),
+            _ => Err(format!("{text:?} is not a log format; use text or json")),
         }
     }
 }
@@ -341,7 +341,7 @@ mod tests {
         let events = || {
             for n in 0..450 {
                 tracing::warn!("Service ns/storm: value {n} cannot be used");
-                tracing::info!(service = %"ns/storm:http", "in force again");
+                tracing::info!(service = %"ns/storm:http", "applied again");
             }
             tracing::warn!("Service ns/quiet: no lc");
         };
@@ -350,7 +350,7 @@ mod tests {
             assert_eq!(log.len(), 11, "{log:#?}");
             assert!(log[10].contains("ns/quiet"), "{log:#?}");
             assert!(
-                log[9].contains("more like this only every 20 s"),
+                log[9].contains("similar messages are logged at most every 20 s"),
                 "{log:#?}"
             );
         }

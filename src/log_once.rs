@@ -50,7 +50,7 @@ impl LogOnce {
     /// forgets them.
     pub fn end_others(&mut self, current: &[String]) {
         for over in self.over(current) {
-            tracing::info!("no longer so: {over}");
+            tracing::info!("resolved: {over}");
             self.logged.remove(&over);
         }
     }

@@ -38,7 +38,7 @@ fn length() -> Duration {
 pub fn measure(mode: ModeName, size: &Size, server: &Server, tripod: &Tripod) {
     if call(size.changed()).is_none() {
         // In userspace mode it may be among those for which there is no descriptor.
-        println!("  the Service that is called is not in force: no changes were measured");
+        println!("  the Service that is called is not applied: no changes were measured");
         return;
     }
     let end = Arc::new(AtomicBool::new(false));

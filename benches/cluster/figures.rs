@@ -177,7 +177,7 @@ fn scale() {
          Services](images/benchmark-scale.svg)\n\n",
         machine(&PROGRAMS)
     );
-    text += "First sync, seconds from the start of the process until all is in force:\n\n";
+    text += "First sync, seconds from the start of the process until everything is applied:\n\n";
     text += &figures.table("s", show("first_sync_s"));
     text += "\nProcessor time of it, seconds: Tripod's own + that of programs that it starts:\n\n";
     text += &figures.table(

@@ -123,11 +123,10 @@ fn report() {
         "change / bare",
     ];
     let text = format!(
-        "## One change in iptables mode\n\n\
-         `cargo bench --bench iptables`: {}. A change of one endpoint beside the bare \
-         `iptables-restore` that adds one rule to an empty chain of its own, with the same rules \
-         in the kernel. Both take turns; medians of {ROUNDS}. The figures are in \
-         [iptables.csv](benchmarks/iptables.csv).\n\n{}",
+        "## One change in iptables mode\n\n`cargo bench --bench iptables`: {}. A change of one \
+         endpoint next to the bare `iptables-restore` that adds one rule to an empty chain of its \
+         own, with the same rules in the kernel. Both take turns; medians of {ROUNDS}. The figures \
+         are in [iptables.csv](benchmarks/iptables.csv).\n\n{}",
         machine(&[
             ("iptables-nft", "--version"),
             ("iptables-legacy", "--version")

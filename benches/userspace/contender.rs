@@ -115,7 +115,7 @@ impl Contender {
         for (number, (recipe, program)) in (1..).zip(others.chain(beside)) {
             match recipe.start(program, network, number) {
                 Ok(contender) => all.push(contender),
-                Err(error) => eprintln!("{} is left out: {error}", recipe.name),
+                Err(error) => eprintln!("{} is excluded: {error}", recipe.name),
             }
         }
         all

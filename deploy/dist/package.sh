@@ -16,7 +16,7 @@ done
 "$program" completion bash >"$folder/completion/tripod.bash"
 "$program" completion fish >"$folder/completion/tripod.fish"
 "$program" completion zsh >"$folder/completion/_tripod"
-# The tool writes beside Cargo.toml.
+# The tool writes next to Cargo.toml.
 host=$(rustc -vV | sed -n 's/^host: //p')
 cargo cyclonedx --quiet --format json --target "$host" --override-filename tripod.cdx
 mv tripod.cdx.json "$folder/"

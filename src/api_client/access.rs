@@ -298,8 +298,8 @@ impl Access {
                     }
                     let confined = if lacks_rights(&error) { CONFINED } else { "" };
                     warn!(
-                        "{error}{confined}; mend that before they expire: the credentials from \
-                         before stay in use, and these are tried again"
+                        "{error}{confined}; fix this before they expire: the previous credentials \
+                         stay in use, and the new ones are tried again"
                     );
                 }
                 Current {
@@ -393,7 +393,7 @@ mod tests {
             panic!("{log:#?}");
         };
         assert!(
-            broken.contains("the credentials from before stay in use"),
+            broken.contains("the previous credentials stay in use"),
             "{broken}"
         );
         assert!(again.contains("can be read again"), "{again}");

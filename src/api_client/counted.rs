@@ -118,7 +118,7 @@ where
                 this.has_ended = this.body.is_end_stream();
                 if this.size > this.longest {
                     let limit = this.longest >> 20;
-                    let text = format!("the answer has over {limit} MiB");
+                    let text = format!("the answer is larger than {limit} MiB");
                     return Poll::Ready(Some(Err(text.into())));
                 }
             }

@@ -125,7 +125,7 @@ async fn run_within(plugin: &ExecConfig, patience: Duration) -> Result<Credentia
             return Err(match ended {
                 Ok(Err(error)) => PluginError::Start(error),
                 Ok(Ok(_)) => {
-                    PluginError::Answer(format!("it has over {} MiB", LONGEST_OUTPUT >> 20))
+                    PluginError::Answer(format!("it is larger than {} MiB", LONGEST_OUTPUT >> 20))
                 }
                 Err(_) => PluginError::Hangs(patience),
             });

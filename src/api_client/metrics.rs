@@ -60,7 +60,7 @@ impl RequestMetrics {
             transports: TransportMetrics::register(registry)?,
             duration: histogram(
                 "rest_client_request_duration_seconds",
-                "Time from a request to the API server to the head of its answer, in seconds.",
+                "Time from a request to the API server until the header of its answer, in seconds.",
                 &DURATIONS,
             )?,
             waited: histogram(

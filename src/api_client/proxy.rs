@@ -32,7 +32,7 @@ pub(super) enum ProxyKind {
 #[derive(Debug, thiserror::Error)]
 pub enum ProxyError {
     /// It is not a URL.
-    #[error("{origin} is {url:?}, which is no URL such as http://192.0.2.1:3128")]
+    #[error("{origin} is {url:?}, which is not a URL such as http://192.0.2.1:3128")]
     Url {
         /// Where it was found.
         origin: String,

@@ -59,8 +59,8 @@ impl TransportMetrics {
         registry.register(Box::new(open.clone()))?;
         let asked_for = Opts::new(
             "rest_client_transport_create_calls_total",
-            "Transports to the API server that were asked for: made, also because credentials \
-             changed (miss), or there already (hit).",
+            "Transports to the API server that were requested: created, also because credentials \
+             changed (miss), or reused (hit).",
         );
         let asked_for = IntCounterVec::new(asked_for, &["result"])?;
         registry.register(Box::new(asked_for.clone()))?;

@@ -68,7 +68,7 @@ fn lines(
             let why = format!("could not be compared: {error}");
             paint.paint(Tone::Bad, &why)
         }
-        (None, 0) => paint.paint(Tone::Good, "as it is to be"),
+        (None, 0) => paint.paint(Tone::Good, "no difference"),
         (None, 1) => paint.paint(Tone::Bad, "1 difference"),
         (None, total) => paint.paint(Tone::Bad, &format!("{total} differences")),
     };

@@ -113,7 +113,7 @@ pub(super) fn table(explanation: &Explanation, detail: Detail, paint: Paint) -> 
     lines.extend(indented(&table::lines(&rows)));
     let policies = explanation.forward_policies.as_deref().unwrap_or_default();
     if !policies.is_empty() {
-        let heading = "on its way other programs drop it unless a rule of theirs accepts it:";
+        let heading = "on its way, other programs drop it unless one of their rules accepts it:";
         lines.push(paint.paint(Tone::Warning, heading));
         lines.extend(
             policies
@@ -153,9 +153,7 @@ fn sentence(explanation: &Explanation) -> String {
         "answered" => "Tripod itself answers it.".to_owned(),
         "refused" => "It is refused.".to_owned(),
         "dropped" => "It is dropped: nothing answers.".to_owned(),
-        "notServed" => {
-            "It is not for a Service: it goes where it would go without Tripod.".to_owned()
-        }
+        "notServed" => "It is not for a Service: it is routed as without Tripod.".to_owned(),
         "depends" => "That depends on the address of the caller.".to_owned(),
         // A verdict of a later version.
         other => other.to_owned(),
@@ -177,7 +175,7 @@ fn candidate(candidate: &Candidate) -> [String; 3] {
 fn kernel(explanation: &Explanation, detail: Detail, paint: Paint) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(error) = &explanation.error {
-        let line = format!("what the kernel holds is not known: {error}");
+        let line = format!("the state of the kernel is not known: {error}");
         lines.push(paint.paint(Tone::Bad, &line));
     }
     if let Some(name) = explanation
@@ -185,7 +183,7 @@ fn kernel(explanation: &Explanation, detail: Detail, paint: Paint) -> Vec<String
         .as_ref()
         .filter(|_| !explanation.objects.is_empty())
     {
-        lines.push(format!("for {name} there is to be:"));
+        lines.push(format!("desired state of {name}:"));
         let mut present = 0;
         let mut left_out = 0;
         for object in &explanation.objects {
@@ -207,7 +205,7 @@ fn kernel(explanation: &Explanation, detail: Detail, paint: Paint) -> Vec<String
     }
     let differences = &explanation.differences;
     if differences.total > 0 {
-        let heading = "not as it is to be, and packets may go another way:";
+        let heading = "other differences, by which packets may go elsewhere:";
         lines.push(paint.paint(Tone::Bad, heading));
         let shown = differences.items.iter();
         lines.extend(shown.map(|item| format!("  {}  {}", item.found, item.object)));
@@ -223,18 +221,17 @@ fn kernel(explanation: &Explanation, detail: Detail, paint: Paint) -> Vec<String
 fn connections(explanation: &Explanation, detail: Detail, paint: Paint) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(error) = &explanation.connections_error {
-        let line = format!("which connections there are is not known: {error}");
+        let line = format!("the connections to it are not known: {error}");
         lines.push(paint.paint(Tone::Bad, &line));
     }
     let Some(found) = explanation.connections.as_ref() else {
         return lines;
     };
     lines.push(match (found.total, found.stale) {
-        (0, _) => "conntrack holds no connection to it".to_owned(),
-        (total, 0) => format!("connections to it that conntrack holds, {total}:"),
+        (0, _) => "no connections to it in conntrack".to_owned(),
+        (total, 0) => format!("connections to it in conntrack, {total}:"),
         (total, stale) => {
-            let text =
-                format!("connections to it that conntrack holds, {total}, {stale} of them stale:");
+            let text = format!("connections to it in conntrack, {total}, {stale} of them stale:");
             paint.paint(Tone::Bad, &text)
         }
     });

@@ -197,7 +197,7 @@ fn traffic(traffic: Option<Traffic>) -> [String; 3] {
 fn remarks(port: &ServicePort, detail: Detail) -> Vec<(Tone, String)> {
     let mut remarks = Vec::new();
     if let Some(why) = &port.failing {
-        remarks.push((Tone::Bad, format!("not in force as asked: {why}")));
+        remarks.push((Tone::Bad, format!("not applied: {why}")));
     }
     for address in &port.addresses {
         if let Some(why) = &address.unserved {
@@ -230,7 +230,7 @@ fn remarks(port: &ServicePort, detail: Detail) -> Vec<(Tone, String)> {
     ] {
         if times > 0 {
             let text = format!(
-                "kept out {times} times, as {whose} had as many connections as it may \
+                "kept out {times} times, because {whose} reached its connection limit \
                  (tripod.proxy/{flag}, --userspace-{flag})"
             );
             remarks.push((Tone::Warning, text));
@@ -240,7 +240,7 @@ fn remarks(port: &ServicePort, detail: Detail) -> Vec<(Tone, String)> {
     remarks.extend(conflicts.map(|conflict| (Tone::Warning, conflict.clone())));
     if detail == Detail::Wide && !port.source_ranges.is_empty() {
         let ranges = port.source_ranges.join(", ");
-        remarks.push((Tone::Good, format!("load balancer for {ranges} alone")));
+        remarks.push((Tone::Good, format!("load balancer only for {ranges}")));
     }
     remarks
 }

@@ -43,7 +43,7 @@ pub(super) fn failing(health: &Health, probe: Probe) -> Vec<String> {
         } else if sync.overdue {
             Some(format!("changes of {family} have waited for too long"))
         } else if probe == Probe::Readiness && sync.last.is_none() {
-            Some(format!("nothing of {family} is in force yet"))
+            Some(format!("nothing of {family} is applied yet"))
         } else {
             None
         }
@@ -53,7 +53,7 @@ pub(super) fn failing(health: &Health, probe: Probe) -> Vec<String> {
 
 /// The text for a process that gave way.
 const GAVE_WAY: &str =
-    "another process of Tripod has taken over: this one writes nothing until that one has ended";
+    "another Tripod process has taken over; this one writes nothing until the other one has ended";
 
 /// Width of the headings.
 const HEADING: usize = 13;
@@ -201,7 +201,7 @@ fn sync(sync: &FamilySync) -> String {
         None => "none yet".to_owned(),
     });
     if let Some(since) = &sync.under_way_since {
-        parts.push(format!("one is under way, begun {}", ago(since)));
+        parts.push(format!("one is in progress, begun {}", ago(since)));
         parts.extend(sync.progress.iter().map(|progress| progress.text.clone()));
     }
     if let Some(why) = &sync.not_served {

@@ -58,7 +58,7 @@ struct Shared {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// There is no token, or it is nobody's.
-    #[error("a bearer token is needed that the API server knows")]
+    #[error("a bearer token that the API server accepts is needed")]
     Unknown,
     /// The owner of the token does not have the right.
     #[error(
@@ -172,7 +172,7 @@ impl Authorizer {
             return Ok(known);
         }
         let shared = &self.0;
-        let interrupted = || Refusal::Unanswered("the question was interrupted".to_owned());
+        let interrupted = || Refusal::Unanswered("the request was interrupted".to_owned());
         let turn = Arc::clone(&shared.turns).acquire_owned().await;
         let turn = turn.map_err(|_| interrupted())?;
         // Another request may have asked the same meanwhile.
@@ -202,8 +202,7 @@ impl Shared {
             Some(_) => {}
             None if logged.end() => {
                 tracing::info!(
-                    "the API server can be asked again who has access to the secure metrics \
-                     address"
+                    "the API server answers again who has access to the secure metrics address"
                 );
             }
             None => {}

@@ -105,18 +105,18 @@ where
     match timeout(PATIENCE, answer).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(kube::Error::Api(status))) if status.code == 403 => Err(format!(
-            "the API server lets this proxy create no {kind}: {}; bind the ClusterRole \
-             system:auth-delegator to it",
+            "the API server does not let this proxy create a {kind}: {}; bind the ClusterRole \
+             system:auth-delegator to its user",
             status.message
         )),
         Ok(Err(error)) => {
             if matches!(&error, kube::Error::Api(status) if status.code == 401) {
                 access.distrust();
             }
-            Err(format!("the API server answers no {kind}: {error}"))
+            Err(format!("the API server did not answer a {kind}: {error}"))
         }
         Err(_) => Err(format!(
-            "the API server answered no {kind} within {} s",
+            "the API server did not answer a {kind} within {} s",
             PATIENCE.as_secs()
         )),
     }

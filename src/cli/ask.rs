@@ -97,22 +97,22 @@ impl Output {
 }
 
 const STATUS_HELP: &str = "\
-Exits with 0 if the proxy is healthy, with 1 if it is not, and with 2 if it does
-not answer or the command line is wrong. It is healthy when the objects are known
-and followed, the last sync of each IP family came in force, no change waits for
-too long, and every ServicePort is in force as asked; where node ports or
-detectLocalMode depend on this node's Node object, when that is known; and when the
-addresses of probes, metrics and health-check node ports can be served.
+Exits with 0 if the proxy is healthy, with 1 if it is not, and with 2 if it does not
+answer or the command line is wrong. The proxy is healthy if the objects are known and
+followed and all of them are valid, the last sync of each IP family succeeded, no change
+has waited too long, every ServicePort is applied, and the addresses of probes, metrics
+and health-check node ports can be served. If node ports or detectLocalMode depend on
+this node's Node object, it must be known as well.
 
-With --probe it exits with 0 or 1 for a probe of the kubelet in the pod (exec):
-liveness fails when a change waits for too long, readiness also until a first sync of
-each IP family is in force. A family that was never in force does not count any more
-once it has waited for too long while the other one is in force.";
+With --probe, it exits with 0 or 1 for a probe of the kubelet in the pod (exec):
+liveness fails if a change has waited too long; readiness also fails until the first sync
+of each IP family has succeeded. A family that was never applied is ignored once it has
+waited too long while the other one is applied.";
 
 const SERVICES_HELP: &str = "\
-ls, svc and list are other names of this command. Exits with 0, with 1 if there is no
-such Service or the namespace has none, and with 2 if the proxy does not answer or the
-command line is wrong. What is not known is shown as -.";
+ls, svc and list are aliases of this command. Exits with 0; with 1 if there is no such
+Service or the namespace has none; and with 2 if the proxy does not answer or the command
+line is wrong. Unknown values are shown as -.";
 
 pub(super) fn status() -> Command {
     let about = "Show health and everything that is not applied";
@@ -125,19 +125,20 @@ pub(super) fn status() -> Command {
     common(command).arg(help::explained(
         probe,
         "Answer a probe of the kubelet: liveness or readiness",
-        "Answer a probe of the kubelet in this pod, liveness or readiness, and print why it fails \
-         alone",
+        "Answer a probe of the kubelet in this pod, liveness or readiness, and print only why it \
+         fails",
     ))
 }
 
 const EXPLAIN_HELP: &str = "\
-Says of the first packet of a connection, or of a client's datagrams, whose it is, where
-it may be sent and with which share, or who refuses it: by the Services as they are now
-and by what the kernel holds, with every difference marked. Changes nothing and sends
-nothing. Exits with 0, with 1 where the question makes no sense, and with 2 if the proxy
-does not answer or cannot now, or the command line is wrong.
+Shows what happens to the first packet of a connection, or to the datagrams of a UDP
+client: which Service it belongs to, the endpoints to which it may be sent, with their
+shares, or why it is refused. The answer follows from the current Services; differences
+between them and the state of the kernel are marked. Changes nothing and sends nothing.
+Exits with 0; with 1 if the question makes no sense; and with 2 if the proxy does not
+answer or cannot answer now, or the command line is wrong.
 
-Of a Service it explains the cluster IPs; in namespace default, unless it is named.
+For a Service, it explains the cluster IPs. The default namespace is default.
 
 Examples:
       tripod explain shop/web
@@ -154,15 +155,15 @@ pub(super) fn explain() -> Command {
         .value_parser(caller);
     let from = help::explained(
         from,
-        "Who sends it: ADDRESS, pod, node or outside",
-        "Who sends it: an address, some pod of this node (pod), this node (node), or some other \
-         host (outside). Without it: pod; node if no cluster CIDR is known, which would \
-         distinguish pods",
+        "Who sends the packet: ADDRESS, pod, node or outside",
+        "Who sends the packet: an address, any pod of this node (pod), this node (node), or any \
+         other host (outside). Without it: pod, or node if no cluster CIDR is known by which pods \
+         are distinguished",
     );
     let desired_only = Arg::new("desired-only")
         .long("desired-only")
         .action(ArgAction::SetTrue)
-        .help("Answer by the Services alone, without reading the kernel");
+        .help("Answer from the Services only, without reading the kernel");
     common(destination::added(command))
         .arg(from)
         .arg(desired_only)
@@ -239,7 +240,7 @@ pub(super) fn output() -> Arg {
         .value_parser(formats)
         .hide_possible_values(true)
         .default_value("table")
-        .help("How it is printed: table, wide, json or yaml")
+        .help("Output format: table, wide, json or yaml")
 }
 
 /// Returns what the flag `--output` of a subcommand chose.
@@ -292,8 +293,8 @@ pub(super) fn read(subcommand: &str, matches: &ArgMatches) -> Result<Option<Ask>
                 Repeat::Never
             };
             if repeat == Repeat::OnChange && matches!(output, Output::Json | Output::Yaml) {
-                let why = "--watch writes a table: --output=table or wide; without it the API \
-                           can be asked again and again";
+                let why = "--watch prints only tables: use --output=table or wide, or run the \
+                           command again and again without --watch";
                 return Err(why.to_owned());
             }
             Question::Services {

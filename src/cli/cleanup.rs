@@ -18,12 +18,12 @@ pub enum Cleanup {
 
 /// Returns the subcommand, with the flags of the proxy that it uses.
 pub(super) fn command() -> Command {
-    let about = "Remove what Tripod and kube-proxy have installed in this kernel, except settings";
+    let about = "Remove what Tripod and kube-proxy installed in this kernel, except settings";
     used_flags::added(Command::new("cleanup").about(about)).arg(help::explained(
         Arg::new(KEEP).long(KEEP).action(ArgAction::SetTrue),
-        "Leave what a kube-proxy uses or removes by itself",
-        "Leave what a kube-proxy uses or removes by itself, and remove only what it does not \
-         know: the table of nftables mode, rules and routes of userspace mode",
+        "Keep what kube-proxy uses or removes by itself",
+        "Keep what kube-proxy uses or removes by itself, and remove only what it does not know: \
+         the table of nftables mode, and the rules and routes of userspace mode",
     ))
 }
 

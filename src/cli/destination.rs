@@ -18,9 +18,9 @@ pub(super) fn added(command: Command) -> Command {
     let word = help::explained(
         arg(WORD).required_unless_present(FLAG),
         "ADDRESS:PORT or [NAMESPACE/]SERVICE[:PORT], with /udp for UDP",
-        "The packet's destination, as ADDRESS:PORT or [NAMESPACE/]SERVICE[:PORT], and /udp behind \
-         it for UDP: an address with its port, where IPv6 addresses stand in brackets, or a \
-         Service, with number or name of a port where it has several",
+        "Destination of the packet, as ADDRESS:PORT or [NAMESPACE/]SERVICE[:PORT], followed by \
+         /udp for UDP: an address with a port (IPv6 addresses in brackets), or a Service, with the \
+         number or name of a port if it has several",
     );
     let flag = arg(FLAG)
         .long(FLAG)

@@ -28,7 +28,7 @@ const PAGES: [&str; 14] = [
 ];
 
 pub(super) fn completion() -> Command {
-    let about = "Print a script with which a shell completes commands and flags";
+    let about = "Print a script for shell completion of commands and flags";
     Command::new("completion").about(about).arg(
         Arg::new("shell")
             .value_name("SHELL")
@@ -44,7 +44,7 @@ pub(super) fn man() -> Command {
         .value_name("COMMAND")
         .value_parser(PAGES)
         .hide_possible_values(true)
-        .help("The command whose page is printed");
+        .help("The command whose manual page is printed");
     Command::new("man").about(about).arg(arg)
 }
 

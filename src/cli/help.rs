@@ -12,7 +12,7 @@ pub(super) const MORE_FLAGS: &str = "These are the most used flags; --help-all s
 
 /// Text where the short help leaves out the explanations after the flags.
 pub(super) const MORE_TEXT: &str =
-    "--help-all says more: what exactly the command does, its exit status, examples.";
+    "--help-all shows more: what exactly the command does, its exit status, examples.";
 
 /// The subcommands by the headings that they have in the help.
 pub(super) const COMMANDS: [(&str, &[&str]); 4] = [
@@ -21,10 +21,10 @@ pub(super) const COMMANDS: [(&str, &[&str]); 4] = [
         &["probe", "migrate", "render", "test"],
     ),
     (
-        "Ask the running Tripod",
+        "Query the running Tripod",
         &["status", "services", "explain", "trace", "diff"],
     ),
-    ("Next to it and after it", &["hold", "cleanup"]),
+    ("Keep sockets and clean up", &["hold", "cleanup"]),
     ("This program", &["version", "completion", "man", HELP]),
 ];
 

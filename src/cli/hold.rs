@@ -17,11 +17,11 @@ pub struct Hold {
 }
 
 const HELP: &str = "\
-Runs until SIGTERM, next to the proxy in userspace mode. It keeps the proxy's listening
-sockets open while no proxy runs: a client that connects then waits for the next proxy,
-which gets the sockets, instead of being refused. The holder accepts nothing and reads
-nothing itself; if it ends, the proxy continues. Both must run as the same user, and see
-the same folder.
+Runs next to the proxy in userspace mode, until SIGTERM. It keeps the proxy's listening
+sockets open while no proxy runs: clients that connect in the meantime wait for the next
+proxy, which gets the sockets, instead of being refused. The holder itself accepts and
+reads nothing; if it ends, the proxy continues. Both must run as the same user and share
+the folder of the socket.
 
 Example:
       tripod hold &
@@ -42,8 +42,8 @@ pub(super) fn command() -> Command {
     let confine = help::explained(
         confine,
         "capabilities, calls, files or none",
-        "How far it keeps itself from what it does not need: capabilities (capabilities), \
-         system calls besides (calls), files besides (files), or not at all (none)",
+        "How far it restricts itself: to the capabilities that it needs (capabilities), also to \
+         system calls (calls), also to files (files), or not at all (none)",
     );
     let about = "Keep the sockets of userspace mode open between two runs of Tripod";
     let command = help::with_text(Command::new("hold").about(about), HELP);

@@ -47,10 +47,11 @@ pub enum Machine {
 }
 
 const HELP: &str = "\
-Prints the mode that this node would run, and what differs in that mode; with -o wide
-also other modes, notes, and what happens to the rules of this node. Changes nothing.
-Exits with 0 if nothing that matters differs in that mode, with 1 if something does, and
-with 2 if the configuration cannot be read or the command line is wrong.
+Prints the mode that this node would run, and what differs from kube-proxy in that mode;
+with -o wide, also the other modes, notes, and what happens to the rules of this node.
+Changes nothing. Exits with 0 if there is no difference that matters in that mode, with 1
+if there is one, and with 2 if the configuration cannot be read or the command line is
+wrong.
 
 Examples:
   On a node where kube-proxy runs:
@@ -78,7 +79,7 @@ pub(super) fn command() -> Command {
         .arg(
             flag(
                 "check",
-                "Accepted: the command never does more than compare",
+                "Accepted without effect: the command never changes anything",
             )
             .hide(true),
         )
@@ -96,11 +97,11 @@ pub(super) fn command() -> Command {
                 .long("pid")
                 .value_name("PID")
                 .value_parser(value_parser!(u32))
-                .help("The process of kube-proxy, where several run in this namespace"),
+                .help("The process of kube-proxy, if several run in this namespace"),
         )
         .arg(flag(
             "without-node",
-            "Leave out what this machine's kernel can do and which rules it has",
+            "Do not examine this machine's kernel and its rules",
         ))
         .arg(help::explained(
             path("manifests", "PATH"),
@@ -114,8 +115,8 @@ pub(super) fn command() -> Command {
                 .value_name("NAME")
                 .value_parser(ValueParser::new(node_name)),
             "Name of the node, if it is not the machine's host name",
-            "Name of the node among the objects of --manifests; without it, the one that \
-             kube-proxy's configuration or flags have, or the machine's host name",
+            "Name of the node in --manifests; without it, the one in kube-proxy's configuration or \
+             flags, or the machine's host name",
         ))
         .arg(help::explained(
             path("saved", "DIR")

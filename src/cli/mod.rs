@@ -48,12 +48,12 @@ pub use self::{
 const ABOUT: &str = "Service proxy for Kubernetes nodes, a drop-in replacement for kube-proxy";
 
 const AFTER_HELP: &str = "\
-With --config, the file decides all that it can express. Only these flags still
-apply then: --hostname-override, --master, --manifests, --node-weights,
+With --config, the file determines all settings that it can express. Only these flags
+still apply: --hostname-override, --master, --manifests, --node-weights,
 --strict-proxy-mode, --without, --iptables-dispatch, --ipvs-drain-timeout,
 --status-socket, --service-metrics, --metrics-secure-bind-address,
---tls-cert-file, --tls-private-key-file, those for logging and userspace mode,
-and those under Running but --oom-score-adj and --feature-gates.
+--tls-cert-file, --tls-private-key-file, those for logging and userspace mode, and
+those under Running except --oom-score-adj and --feature-gates.
 
 Examples:
   See what this kernel can run:
@@ -73,7 +73,7 @@ Examples:
       tripod trace 10.96.0.10:53/udp
   Print the rules for a folder, without root and without changing the kernel:
       tripod render --proxy-mode=iptables --manifests /etc/tripod/manifests
-  Remove what Tripod and kube-proxy have installed in the kernel of this node:
+  Remove what Tripod and kube-proxy installed in the kernel of this node:
       tripod cleanup";
 
 const USAGE: &str = "tripod [OPTIONS]\n       tripod <COMMAND>";

@@ -9,8 +9,8 @@ use std::{
 /// Standard output does not accept all of the text.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "cannot write to standard output: {0}; what is there is not whole: free space where it goes, \
-     or send it elsewhere"
+    "cannot write to standard output: {0}; the output is incomplete: free space there, or write it \
+     elsewhere"
 )]
 pub struct Unwritable(#[from] io::Error);
 

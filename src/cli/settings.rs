@@ -146,7 +146,7 @@ fn job(subcommand: Option<Subcommand>, own: &Own, without: Job) -> Result<Job, S
     Ok(match subcommand {
         Some(Subcommand::Render) => {
             let why =
-                "error: tripod render needs the objects: add --manifests PATH, a folder or a file";
+                "error: tripod render needs objects: add --manifests PATH, a folder or a file";
             let folder = own.manifests.clone();
             Job::Render(folder.ok_or_else(|| Stop::Refusal(why.to_owned()))?)
         }
@@ -166,8 +166,8 @@ fn job(subcommand: Option<Subcommand>, own: &Own, without: Job) -> Result<Job, S
 fn secure_metrics(own: &Own, warnings: &mut Vec<String>) -> Result<(), Stop> {
     let refused = |why: &str| Err(Stop::Refusal(format!("error: {why}")));
     match (&own.tls_cert_file, &own.tls_private_key_file) {
-        (Some(_), None) => return refused("--tls-cert-file takes --tls-private-key-file, too"),
-        (None, Some(_)) => return refused("--tls-private-key-file takes --tls-cert-file, too"),
+        (Some(_), None) => return refused("--tls-cert-file also needs --tls-private-key-file"),
+        (None, Some(_)) => return refused("--tls-private-key-file also needs --tls-cert-file"),
         (Some(_), Some(_)) if own.metrics_secure.is_none() => warnings.push(
             "--tls-cert-file: without effect, because --metrics-secure-bind-address is not given"
                 .to_owned(),
@@ -176,8 +176,8 @@ fn secure_metrics(own: &Own, warnings: &mut Vec<String>) -> Result<(), Stop> {
     }
     if own.metrics_secure.is_some() && own.manifests.is_some() {
         return refused(
-            "--metrics-secure-bind-address asks the API server who may read, and with --manifests \
-             there is none; leave out one of them",
+            "--metrics-secure-bind-address needs an API server that authorizes clients, and with \
+             --manifests there is none; omit one of them",
         );
     }
     Ok(())
@@ -242,7 +242,7 @@ fn from_file(
         .collect();
     if !ignored.is_empty() {
         warnings.push(format!(
-            "ignored, because --config counts for what they say: {}",
+            "ignored, because --config overrides them: {}",
             ignored.join(", ")
         ));
     }

@@ -75,11 +75,11 @@ pub struct TestServer {
 }
 
 const HELP: &str = "\
-With --manifests, it tests these objects in network namespaces that it creates. Without
-it, it tests the Tripod that runs on this node of a cluster: it creates pods and Services,
-calls them from this node and from pods, removes an endpoint, and deletes everything again,
-also when it is interrupted. With --service, it creates nothing, and calls these Services
-from this node.
+With --manifests, tests these objects in network namespaces that it creates. Without it,
+tests the Tripod that runs on this node of a cluster: creates pods and Services, calls
+them from this node and from pods, removes an endpoint, and deletes everything again, also
+if it is interrupted. With --service, creates nothing, and calls these Services from this
+node.
 
 Exits with 0 if all calls reach what the mode promises, with 1 if some do not, and with 2
 if nothing can be tested or the command line is wrong.
@@ -112,8 +112,8 @@ pub(super) fn command() -> Command {
                 .value_parser(ModeName::ALL.map(ModeName::name))
                 .hide_possible_values(true)
                 .requires("manifests"),
-            "The mode to try; without it, the best that can run here",
-            "The mode to try: ipvs, nftables, iptables or userspace; without it, the best that \
+            "The mode to test; without it, the best that can run here",
+            "The mode to test: ipvs, nftables, iptables or userspace; without it, the best that \
              this kernel can run",
         ))
         .arg(help::explained(
@@ -121,9 +121,10 @@ pub(super) fn command() -> Command {
                 .long("hostname-override")
                 .value_name("NAME")
                 .requires("manifests"),
-            "The node to be; without it this machine, or the first node",
-            "The node to be, by which endpoints are on this node or on others; without it this \
-             machine's name if the manifests have it, else the first they have",
+            "Name of the node to act as; without it this machine, or the first node",
+            "Name of the node to act as, which determines the endpoints on this node and on \
+             others; without it, this machine's name if the manifests have such a node, otherwise \
+             their first node",
         ));
     let command = cluster_arguments().into_iter().fold(command, Command::arg);
     command.arg(ask::output()).arg(ask::socket())
@@ -138,38 +139,39 @@ fn cluster_arguments() -> [Arg; 7] {
         making("namespace")
             .value_name("NAME")
             .value_parser(named)
-            .help("Where pods and Services are made; without it a new namespace"),
+            .help("Namespace for the pods and Services; without it, a new one"),
         making("kubeconfig")
             .value_name("FILE")
             .value_parser(value_parser!(PathBuf))
-            .help("Who makes them; - is standard input; without it as kubectl")
+            .help("Kubeconfig file; - is standard input; without it, that of kubectl")
             .long_help(
-                "Who makes them; - is standard input; without it $KUBECONFIG, or .kube/config at home",
+                "Kubeconfig file for creating them; - is standard input; without it, $KUBECONFIG, \
+                 or .kube/config in the home directory",
             ),
         making("image")
             .value_name("IMAGE")
-            .help("Image of the pods; without it that of DaemonSet kube-proxy"),
+            .help("Image of the pods; without it, that of DaemonSet kube-proxy"),
         making("keep")
             .action(ArgAction::SetTrue)
-            .help("Leave pods and Services there"),
+            .help("Keep the pods and Services"),
         making("external-networks")
             .value_name("CIDR,...")
             .value_delimiter(',')
             .default_value(EXTERNAL)
             .value_parser(external)
-            .help("Networks to use")
-            .long_help("Networks that external IPs and load-balancer IPs are taken from"),
+            .help("Networks for external and load-balancer IPs")
+            .long_help("Networks from which external IPs and load-balancer IPs are taken"),
         flag("service")
             .value_name("NAMESPACE/NAME")
             .action(ArgAction::Append)
             .value_parser(service)
-            .help("Make nothing, and call this Service; may be repeated"),
+            .help("Create nothing, and call this Service; may be repeated"),
         flag("timeout")
             .value_name("DURATION")
             .default_value("2m")
             .value_parser(duration::parse)
-            .help("How long they may take to be ready")
-            .long_help("How long pods and the running Tripod may take to be ready"),
+            .help("How long they may take to become ready")
+            .long_help("How long the pods and the running Tripod may take to become ready"),
     ]
 }
 
@@ -181,7 +183,7 @@ fn external(text: &str) -> Result<IpNet, String> {
     let network = text.parse::<IpNet>().ok();
     let is_large = |network: &IpNet| network.max_prefix_len() - network.prefix_len() >= 3;
     network.filter(is_large).ok_or_else(|| {
-        "it must be a network of eight addresses or more, like 203.0.113.0/24".to_owned()
+        "it must be a network of at least eight addresses, such as 203.0.113.0/24".to_owned()
     })
 }
 
@@ -191,7 +193,7 @@ fn named(text: &str) -> Result<String, String> {
     if (1..=63).contains(&text.len()) && text.bytes().all(plain) {
         Ok(text.to_owned())
     } else {
-        Err("it must be a name of small letters, digits and dashes".to_owned())
+        Err("it must be a name of lower-case letters, digits and hyphens".to_owned())
     }
 }
 

@@ -32,16 +32,16 @@ pub struct Trace {
 }
 
 const HELP: &str = "\
-Says of connections that begin now, and of UDP clients, by which interface they come,
-which rules they meet and with which verdict, and to which endpoint they are sent, or
-who refuses or drops them; at the end how many went where. It takes root. Packets go
-their way unchanged: while it runs, a table of nf_tables has the kernel report on them
-(meta nftrace), at most 100 a second, and the kernel removes that table when this
-process ends, however it ends. Rules of the legacy tables are not shown. Exits with 0,
-with 1 if the trace ended early, and with 2 if nothing can be traced or the command line
-is wrong.
+Shows for each new connection, and for each UDP client, the interface by which it comes
+in, the rules that it matches with their verdicts, and the endpoint to which it is sent,
+or the rule that refuses or drops it; at the end, how many were sent where. Needs root.
+Packets are not changed. While the command runs, a table of nf_tables makes the kernel
+report them (meta nftrace), at most 100 per second; the kernel removes this table when
+the process ends, even if it is killed. Rules in legacy tables are not shown. Exits with
+0; with 1 if the trace ended early; and with 2 if nothing can be traced or the command
+line is wrong.
 
-Of a Service it follows what is sent to its cluster IP, which the running proxy names.
+For a Service, it follows packets to the cluster IP, which the running proxy names.
 
 Examples:
       tripod trace shop/web:http
@@ -57,19 +57,19 @@ pub(super) fn command() -> Command {
             let ip = text.parse::<IpAddr>().map_err(|error| error.to_string())?;
             Ok::<_, String>(ip.to_canonical())
         })
-        .help("Only packets from this address");
+        .help("Follow only packets from this address");
     let count = Arg::new("count")
         .long("count")
         .value_name("NUMBER")
         .default_value("10")
         .value_parser(clap::value_parser!(u32).range(1..=100_000))
-        .help("End after this many connections");
+        .help("Stop after this many connections");
     let timeout = Arg::new("timeout")
         .long("timeout")
         .value_name("DURATION")
         .default_value("10s")
         .value_parser(duration::parse)
-        .help("End after this time, such as 10s or 5m");
+        .help("Stop after this time, such as 10s or 5m");
     destination::added(help::with_text(Command::new("trace").about(about), HELP))
         .arg(from)
         .arg(count)
@@ -90,8 +90,8 @@ pub(super) fn read(matches: &ArgMatches) -> Result<Trace, String> {
     {
         let ip = to.ip();
         return Err(format!(
-            "{to} is the destination of no packet: the kernel sends to the caller's own host, as \
-             to {}, what a program sends to {ip}",
+            "no packet has the destination {to}: the kernel sends to the caller's own host, as to \
+             {}, what a program sends to {ip}",
             Family::of(&ip).localhost()
         ));
     }

@@ -105,7 +105,7 @@ pub fn decode(text: &str) -> Result<Decoded, NotAConfiguration> {
     let more = documents.count();
     if more > 0 {
         warnings.push(format!(
-            "only the first document counts; {more} more in the file are ignored"
+            "only the first document is used; {more} more in the file are ignored"
         ));
     }
     Ok(Decoded {
@@ -318,7 +318,7 @@ impl Readable for FlushFrequency {
         match tree {
             Tree::Int(nanos) => match u64::try_from(*nanos) {
                 Ok(nanos) => Ok(FlushFrequency(Duration::from_nanos(nanos))),
-                Err(_) => Err(format!("{nanos} ns is no duration; write it like 5s")),
+                Err(_) => Err(format!("{nanos} ns is not a duration; write it like 5s")),
             },
             other => Duration::read(other).map(FlushFrequency),
         }

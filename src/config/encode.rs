@@ -131,8 +131,8 @@ impl KubeProxyConfiguration {
         }
         if self.min_sync_period_given && self.min_sync_period.is_zero() {
             lines.push(format!(
-                "{}.minSyncPeriod: in a file 0s means the default; write 1ns there to have each \
-                 change in force at once",
+                "{}.minSyncPeriod: in a file 0s means the default; write 1ns to apply each change \
+                 at once",
                 self.mode_section().name()
             ));
         }

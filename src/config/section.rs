@@ -137,12 +137,12 @@ impl<'a> Section<'a> {
             if known && again {
                 self.findings
                     .ignored
-                    .push(format!("{path} is given twice, the last one counts"));
+                    .push(format!("{path} is given twice; the last value is used"));
             } else if !known && !again {
                 let mut near = self.known.iter();
                 let meant = near.find(|known| known.eq_ignore_ascii_case(key));
                 self.findings.ignored.push(match meant {
-                    Some(meant) => format!("{path} is unknown, perhaps {meant} is meant"),
+                    Some(meant) => format!("{path} is unknown, did you mean {meant}?"),
                     None => format!("{path} is unknown"),
                 });
             }
@@ -159,7 +159,7 @@ impl Readable for String {
     fn read(tree: &Tree) -> Result<Self, String> {
         match tree {
             Tree::Text(text) => Ok(text.clone()),
-            other => Err(format!("{other} is not a text; put it in quotes")),
+            other => Err(format!("{other} is not a string; put it in quotes")),
         }
     }
 }

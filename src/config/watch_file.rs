@@ -45,7 +45,7 @@ pub async fn watch_file(file: &ConfigFile) -> io::Result<()> {
     if !std::fs::metadata(&file.path)?.is_file() {
         tracing::info!(
             file = %file.path.display(),
-            "the configuration is not from a regular file: changes of it are not noticed"
+            "the configuration is not read from a regular file: changes to it are not noticed"
         );
         return std::future::pending().await;
     }

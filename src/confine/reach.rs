@@ -87,10 +87,12 @@ pub(super) fn restrict(files: &Files<'_>) -> Result<(), String> {
     let status = status.map_err(|error| format!("{error}; run another kernel"))?;
     match status.ruleset {
         // A refusal by the filter of a container's runtime looks the same.
-        RulesetStatus::NotEnforced => Err("no Landlock here; run Linux 5.13 or later with \
-            landlock in the kernel's parameter lsm=, have a seccomp profile allow the calls \
-            landlock_create_ruleset, landlock_add_rule and landlock_restrict_self"
-            .to_owned()),
+        RulesetStatus::NotEnforced => Err(
+            "no Landlock here; run Linux 5.13 or later with landlock in the kernel's parameter \
+             lsm=, use a seccomp profile that allows the calls landlock_create_ruleset, \
+             landlock_add_rule and landlock_restrict_self"
+                .to_owned(),
+        ),
         RulesetStatus::PartiallyEnforced | RulesetStatus::FullyEnforced => Ok(()),
     }
 }

@@ -92,12 +92,12 @@ impl Metrics {
         let metrics = Metrics {
             ejections: IntCounter::new(
                 "tripod_endpoint_ejections_total",
-                "How often an endpoint was ejected because connections to it were not answered, \
-                 in the modes of the kernel.",
+                "Times that an endpoint was ejected because connections to it were not answered, \
+                 in ipvs, nftables and iptables mode.",
             )?,
             ejected: IntGauge::new(
                 "tripod_endpoints_ejected",
-                "Endpoints that are ejected now, in the modes of the kernel.",
+                "Endpoints that are ejected now, in ipvs, nftables and iptables mode.",
             )?,
         };
         registry.register(Box::new(metrics.ejections.clone()))?;
@@ -311,9 +311,9 @@ impl Ejector {
         drop(watched);
         match read {
             Ok(true) if self.lost.is_first() => tracing::warn!(
-                "connections begin and end faster than the kernel's notifications of them are \
-                 read: some are lost, and a connection that an endpoint refused may not count \
-                 against it (tripod.proxy/eject)"
+                "connections begin and end faster than Tripod reads the kernel's notifications: \
+                 some are lost, so that connections that an endpoint refused may not count \
+                 (tripod.proxy/eject)"
             ),
             Ok(false) if self.lost.is_over() => {
                 tracing::info!("no notification of a connection has been lost for a minute");
@@ -382,7 +382,7 @@ impl Ejector {
             %service,
             %endpoint,
             "connections to this endpoint are not answered: it gets no new ones for {length:?}, \
-             unless no other is left"
+             unless no other endpoint is left"
         );
     }
 

@@ -27,12 +27,11 @@ async fn send_elsewhere(endpoints: HashSet<SocketAddr>) {
         for family in Family::ALL.into_iter().filter(is_there) {
             match delete(family, &endpoints) {
                 Ok(count) => tracing::debug!(
-                    "{family}: {count} connections that ejected endpoints did not answer are \
-                     forgotten"
+                    "{family}: deleted {count} connections that ejected endpoints had not answered"
                 ),
                 Err(error) => tracing::warn!(
-                    "{family}: clients that wait for an answer from an ejected endpoint may go on \
-                     waiting, because we {error}"
+                    "{family}: clients that wait for an answer from an ejected endpoint may \
+                     continue to wait, because Tripod {error}"
                 ),
             }
         }

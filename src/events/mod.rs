@@ -142,7 +142,7 @@ impl Recorder {
             return;
         };
         if let Err(error) = sender.try_send(event) {
-            tracing::debug!("an Event is not posted: {error}");
+            tracing::debug!("cannot post an Event: {error}");
         }
     }
 }

@@ -30,7 +30,7 @@ const CONTROLLER: &str = "kube-proxy";
 const LONGEST_NOTE: usize = 1024;
 
 /// Ends a note that is too long.
-const SHORTENED: &str = " … (the log has all of it)";
+const SHORTENED: &str = " … (the log has the full text)";
 
 /// Writes what comes from `events`, one after the other, as far as there are
 /// not too many about one object. One that cannot be written is dropped; the
@@ -40,7 +40,7 @@ pub async fn post(access: Access, node: String, mut events: Receiver<Event>) {
     while let Some(event) = events.recv().await {
         let reason = event.reason;
         if let Err(error) = write(&access, &node, event, &mut limit).await {
-            tracing::debug!(reason, "an Event was not written: {error}");
+            tracing::debug!(reason, "cannot write an Event: {error}");
         }
     }
 }
@@ -58,10 +58,7 @@ async fn write(
     match limit.judge(&event) {
         Verdict::Drop => {
             let reason = event.reason;
-            tracing::debug!(
-                reason,
-                "too many Events about one object: one is not written"
-            );
+            tracing::debug!(reason, "too many Events about one object: dropping one");
             return Ok(());
         }
         Verdict::Count { name, count } => {

@@ -75,7 +75,9 @@ pub async fn hold(path: &Path) -> Result<(), Box<dyn Error>> {
                     tokio::spawn(serve(channel, Arc::clone(&pool)));
                 }
                 // Whoever may write to the socket's file is root, or a user whom root has admitted.
-                Ok(_) => pool.lock().give_up("a proxy of another user can have no share of them"),
+                Ok(_) => pool.lock().give_up(
+                    "a proxy of another user connected, which must not get them"
+                ),
                 Err(_) => tokio::time::sleep(AGAIN).await,
             },
             _ = observation.tick() => pool.lock().close_shared(),
@@ -243,8 +245,8 @@ async fn serve(channel: Channel, pool: Arc<Mutex<Pool>>) {
             // It serves by sockets of its own, and connects again every second, so that
             // those of a proxy that ends later are closed, too.
             pool.lock().give_up(&format!(
-                "a proxy has version {other} of the records, this holder none before {OLDEST}; \
-                 run both from the same image"
+                "a proxy has version {other} of the protocol, and this holder none before \
+                 {OLDEST}; run both from the same image"
             ));
             return;
         }

@@ -345,7 +345,7 @@ impl State {
             }
             _ => {
                 return Err(io::Error::other(
-                    "it sends what is no record of this version",
+                    "it sends something that is not a record of this version",
                 ));
             }
         }
@@ -402,11 +402,11 @@ async fn meet(channel: &Channel, buffer: &mut [u8]) -> io::Result<u16> {
     match greet(channel, buffer).await {
         Ok(version) if is_spoken(version) => Ok(version),
         Ok(other) => Err(io::Error::other(format!(
-            "it has version {other} of the records, this process none before {OLDEST}; run both \
-             from the same image"
+            "it has version {other} of the protocol, and this process none before {OLDEST}; run \
+             both from the same image"
         ))),
         Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(io::Error::other(
-            "it is no holder, or the holder of another network namespace",
+            "it is not a holder, or it is the holder of another network namespace",
         )),
         Err(error) => Err(error),
     }

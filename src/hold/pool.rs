@@ -72,7 +72,7 @@ impl Pool {
         let sockets = self.unserved.len();
         // Such a proxy may come again every second.
         if sockets == 0 {
-            tracing::debug!("a proxy connected, for which nothing is held: {why}");
+            tracing::debug!("nothing is held for a proxy that connected: {why}");
             return;
         }
         self.unserved.clear();
@@ -103,8 +103,8 @@ impl Pool {
         self.unserved.retain(|held| !shared.contains(&held.bound()));
         tracing::warn!(
             sockets = before - self.unserved.len(),
-            "closing sockets at whose addresses a process serves that does not use this holder; \
-             have the proxy name it (--userspace-holder-socket)"
+            "closing sockets, because a process that does not use this holder serves at their \
+             addresses; give the proxy the path of this holder (--userspace-holder-socket)"
         );
     }
 

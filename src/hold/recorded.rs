@@ -55,9 +55,9 @@ pub(crate) fn assert_same(sent: &[u8], recorded: &Recorded, protocol: &str) {
     let hex: String = sent.iter().map(|byte| format!("{byte:02x}")).collect();
     assert!(
         sent == recorded.bytes,
-        "{protocol}: {} {} is not what it was when this version was recorded, but {hex}. \
-         Processes of both run beside each other in an upgrade: raise the version, go on \
-         speaking the earlier one, and record the new one (CONTRIBUTING.md)",
+        "{protocol}: {} {} is not what it was when this version was recorded, but {hex}. Processes \
+         of both run next to each other in an upgrade: raise the version, keep supporting the \
+         earlier one, and record the new one (CONTRIBUTING.md)",
         recorded.by,
         recorded.what
     );

@@ -63,11 +63,11 @@ impl Limit {
         budget.full_at = full_at;
         let seconds = ANOTHER_AFTER.as_secs();
         match std::mem::take(&mut budget.left_out) {
-            0 if full_at + ANOTHER_AFTER > now + ANOTHER_AFTER * BURST => {
-                Verdict::LogWith(format!("more like this only every {seconds} s"))
-            }
+            0 if full_at + ANOTHER_AFTER > now + ANOTHER_AFTER * BURST => Verdict::LogWith(
+                format!("similar messages are logged at most every {seconds} s"),
+            ),
             0 => Verdict::Log,
-            left_out => Verdict::LogWith(format!("{left_out} like this were left out")),
+            left_out => Verdict::LogWith(format!("{left_out} similar messages were suppressed")),
         }
     }
 
@@ -106,7 +106,7 @@ mod tests {
             ("Service ns/web: no lc", Some("ns/web")),
             ("Services shop/a-b.c: it stays", Some("shop/a-b.c")),
             (
-                "not in force as asked service=ns/web:http protocol=TCP",
+                "not applied service=ns/web:http protocol=TCP",
                 Some("ns/web"),
             ),
             ("cannot read /run/tripod/tripod.sock: busy", None),
@@ -144,13 +144,13 @@ mod tests {
         for _ in 1..BURST {
             assert_eq!(judge(1, now), Verdict::Log);
         }
-        let last = Verdict::LogWith("more like this only every 20 s".to_owned());
+        let last = Verdict::LogWith("similar messages are logged at most every 20 s".to_owned());
         assert_eq!(judge(1, now), last);
         assert_eq!(judge(1, now), Verdict::LeaveOut);
         assert_eq!(judge(1, now), Verdict::LeaveOut);
         // Another message about the same object.
         assert_eq!(judge(2, now), Verdict::Log);
-        let counted = Verdict::LogWith("2 like this were left out".to_owned());
+        let counted = Verdict::LogWith("2 similar messages were suppressed".to_owned());
         assert_eq!(judge(1, now + ANOTHER_AFTER), counted);
     }
 

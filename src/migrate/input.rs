@@ -13,16 +13,16 @@ pub(super) fn rows(was: ModeName, mode: ModeName, dropping: Option<&[String]>, r
         return;
     }
     let before = if passes(was) {
-        "has packets to Services pass it with the addresses of Services"
+        "sends packets to Services through it, with the addresses of Services"
     } else {
-        "translates packets to Services before: they pass hook FORWARD, except those to endpoints \
-         with the node's own address"
+        "translates packets to Services before it: they pass hook FORWARD, except those to \
+         endpoints with the node's own address"
     };
     let after = match mode {
-        ModeName::Ipvs => "has packets to Services pass it, with the addresses of Services",
+        ModeName::Ipvs => "sends packets to Services through it, with the addresses of Services",
         _ => {
-            "has packets to Services pass it; with redirect capture they are translated to \
-             addresses of the node before"
+            "sends packets to Services through it; with redirect capture they are translated to \
+             addresses of the node first"
         }
     };
     let accept = "docs/userspace.md (The node's firewall) says what to accept in each mode";
@@ -30,8 +30,8 @@ pub(super) fn rows(was: ModeName, mode: ModeName, dropping: Option<&[String]>, r
         Some([]) => (
             format!("{after}; no chain of this node has policy DROP there"),
             format!(
-                "nothing, unless rules of a firewall, as of a zone of firewalld, drop or reject \
-                 there what they do not know: {accept}"
+                "nothing, unless rules of a firewall, such as a zone of firewalld, drop or reject \
+                 unknown packets there: {accept}"
             ),
         ),
         Some(chains) => (
@@ -45,9 +45,8 @@ pub(super) fn rows(was: ModeName, mode: ModeName, dropping: Option<&[String]>, r
         None => (
             after.to_owned(),
             format!(
-                "look for a firewall that drops there what it does not know (policy DROP of chain \
-                 INPUT, ufw, a zone of firewalld), with which pods and other hosts reach no \
-                 Service: {accept}"
+                "look for a firewall that drops unknown packets there (policy DROP of chain INPUT, \
+                 ufw, a zone of firewalld), so that pods and other hosts reach no Service: {accept}"
             ),
         ),
     };

@@ -25,17 +25,17 @@ pub(super) fn chosen(given: &Given, mode: ModeName, chosen: Option<&Chosen>, row
     if given.mode.is_empty() {
         rows.differs([
             "mode: \"\"",
-            "runs iptables mode where none is named",
+            "runs iptables mode if none is named",
             &format!("runs {mode} mode, the best that this kernel can run{because}"),
-            "name the mode to keep it, mode: iptables, or leave it empty to have the best",
+            "set mode: iptables to keep it, or leave mode empty to run the best one",
         ]);
     } else {
         rows.differs([
             &format!("mode: {:?}", given.mode),
             &format!("runs {was} mode"),
             &format!("runs {mode} mode{because}"),
-            "give the kernel what is missing, or name the mode that is to run; \
-             --strict-proxy-mode has Tripod end instead",
+            "provide what the kernel lacks, or name the mode that should run; with \
+             --strict-proxy-mode, Tripod ends instead",
         ]);
     }
 }
@@ -90,9 +90,9 @@ fn virtual_servers(mode: ModeName, rows: &mut Rows) {
         rows.differs([
             policy,
             "lets pods and the node itself reach every endpoint by the external address",
-            "leads them to endpoints on the node, while there are any: IPVS has one virtual \
-             server for all callers",
-            "nothing, unless pods count on endpoints elsewhere",
+            "sends them to endpoints on the node, if there are any: IPVS has one virtual server \
+             for all callers",
+            "nothing, unless pods rely on endpoints elsewhere",
         ]);
         rows.differs([
             affinity,
@@ -103,10 +103,10 @@ fn virtual_servers(mode: ModeName, rows: &mut Rows) {
     } else {
         rows.differs([
             policy,
-            "leads pods and the node itself to endpoints on the node, while there are any, as IPVS \
-             has one virtual server for all callers",
+            "sends pods and the node itself to endpoints on the node, if there are any, because \
+             IPVS has one virtual server for all callers",
             "lets them reach every endpoint by the external address",
-            "nothing, unless pods count on endpoints of their own node",
+            "nothing, unless pods rely on endpoints of their own node",
         ]);
         rows.differs([
             affinity,
@@ -121,9 +121,9 @@ fn virtual_servers(mode: ModeName, rows: &mut Rows) {
 /// Adds what differs for external IPs and load-balancer IPs, which ipvs mode has on its link.
 fn external_addresses(mode: ModeName, rows: &mut Rows) {
     let setting = "externalIPs, load-balancer IPs";
-    let whole = "has the whole address on kube-ipvs0: the node answers for it, and what it and its \
-                 pods send to other ports of it stays on the node";
-    let ports = "takes packets to the ports of Services alone; the rest goes where routes lead";
+    let whole = "puts the whole address on kube-ipvs0: the node answers for it, and packets of the \
+                 node and its pods to other ports of it stay on the node";
+    let ports = "handles only packets to the ports of Services; the rest is routed as usual";
     if mode == ModeName::Ipvs {
         rows.differs([
             setting,
@@ -137,8 +137,8 @@ fn external_addresses(mode: ModeName, rows: &mut Rows) {
             setting,
             whole,
             ports,
-            "have a route to the node, or a program as MetalLB, where callers found the address by \
-             the node's answers to ARP; ping no longer tells whether it is served",
+            "provide a route to the node, or a program such as MetalLB, if callers found the \
+             address by the node's answers to ARP; ping no longer shows whether it is served",
         ]);
     }
 }
@@ -147,14 +147,14 @@ fn external_addresses(mode: ModeName, rows: &mut Rows) {
 fn dummy_link(mode: ModeName, rows: &mut Rows) {
     let after = match mode {
         ModeName::Userspace => {
-            "removes the link; service addresses are on no link, but those of IPv4 on lo with \
-             local capture"
+            "removes the link; service addresses are on no link, except those of IPv4 with local \
+             capture, which are on lo"
         }
         _ => "removes the link; service addresses are on no link",
     };
     rows.differs([
         "kube-ipvs0",
-        "has each service address on this link, where programs of the node can bind it",
+        "puts each service address on this link, where programs of the node can bind it",
         after,
         "look for programs that list or bind addresses of kube-ipvs0",
     ]);
@@ -164,9 +164,9 @@ fn nftables(was: ModeName, rows: &mut Rows) {
     if matches!(was, ModeName::Iptables | ModeName::Ipvs) {
         rows.differs([
             "chain FORWARD of iptables",
-            "accepts what goes to pods there (KUBE-FORWARD)",
-            "adds nothing to the rules of iptables, as kube-proxy's nftables mode",
-            "where its policy is DROP, as Docker sets it, accept what goes to and from pods",
+            "accepts traffic to pods there (KUBE-FORWARD)",
+            "adds no iptables rules, like kube-proxy's nftables mode",
+            "if its policy is DROP, as Docker sets it, accept traffic to and from pods",
         ]);
     }
 }
@@ -175,8 +175,8 @@ fn iptables(was: ModeName, rows: &mut Rows) {
     if was == ModeName::Nftables {
         rows.note([
             "chain FORWARD of iptables",
-            "adds nothing to the rules of iptables",
-            "accepts what goes to pods there (KUBE-FORWARD)",
+            "adds no iptables rules",
+            "accepts traffic to pods there (KUBE-FORWARD)",
             "nothing",
         ]);
     }
@@ -188,31 +188,31 @@ fn userspace(was: ModeName, rows: &mut Rows) {
     }
     rows.differs([
         "the client's address",
-        "lets endpoints see it where the call is not masqueraded",
+        "lets endpoints see it unless the call is masqueraded",
         "connects to endpoints itself: they see the node's address",
         "annotate Services whose endpoints understand it with tripod.proxy/proxy-protocol: v2, \
          or start with --userspace-transparent",
     ]);
     rows.differs([
         "NetworkPolicies",
-        "leaves the client and the endpoint to the network plugin, which enforces policies between \
-         them",
-        "has the node call endpoints for every client, which policies always allow: they are not \
-         enforced for calls through Services, even with --userspace-transparent",
-        "run another mode where policies matter, with --strict-proxy-mode, so that no node falls \
-         back to this one",
+        "leaves the addresses of client and endpoint visible to the network plugin, which enforces \
+         policies between them",
+        "calls endpoints from the node for every client, which policies usually allow: they are \
+         not enforced for calls through Services, even with --userspace-transparent",
+        "run another mode if policies matter, with --strict-proxy-mode, so that no node falls back \
+         to this one",
     ]);
     rows.differs([
         "SCTP",
         "serves it",
         "does not serve it",
-        "run another mode where Services use SCTP",
+        "run another mode if Services use SCTP",
     ]);
     rows.differs([
         "internalTrafficPolicy: Local without an endpoint on the node",
         "drops calls of the cluster IP",
         "refuses them",
-        "nothing: callers hear it at once",
+        "nothing: callers get an error at once",
     ]);
 }
 
@@ -231,7 +231,7 @@ fn other_ports(was: ModeName, mode: ModeName, rows: &mut Rows) {
             "ports of a cluster IP that its Service does not name",
             words(was),
             words(mode),
-            "nothing, unless something counts on it",
+            "nothing, unless something relies on it",
         ]);
     }
 }

@@ -136,14 +136,14 @@ fn running(proc: &Path) -> Result<u32, String> {
         [] if !of_tripod.is_empty() => Err(not_kube_proxy(&of_tripod)),
         [] => Err(
             "no process called kube-proxy runs in this network namespace: give its configuration \
-             by --config, as a file or as the manifest of its ConfigMap. k3s runs kube-proxy \
+             with --config, as a file or as the manifest of its ConfigMap. k3s runs kube-proxy \
              within its own process, whose flags --kube-proxy-arg can be put into such a file"
                 .to_owned(),
         ),
         several => {
             let pids = listed_pids(several);
             Err(format!(
-                "several processes are called kube-proxy: choose one by --pid: {pids}"
+                "several processes are called kube-proxy: choose one with --pid: {pids}"
             ))
         }
     }
@@ -186,7 +186,7 @@ fn not_kube_proxy(pids: &[u32]) -> String {
     let pids = listed_pids(pids);
     format!(
         "the proxy that runs here is Tripod (process {pids}), not kube-proxy: give kube-proxy's \
-         ConfigMap by --config, as in kubectl -n kube-system get configmap kube-proxy -o yaml | \
+         ConfigMap with --config, as in kubectl -n kube-system get configmap kube-proxy -o yaml | \
          tripod migrate --check --config=-"
     )
 }
@@ -255,7 +255,7 @@ fn refused(stop: &Stop, origin: &str) -> String {
         Stop::Answer(_) => format!("{origin} asks for help or a version, not for a proxy"),
         Stop::Refusal(why) => {
             let why = why.strip_prefix("error: ").unwrap_or(why);
-            format!("Tripod does not take the configuration of {origin}: {why}")
+            format!("Tripod does not accept the configuration of {origin}: {why}")
         }
     }
 }

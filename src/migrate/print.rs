@@ -26,7 +26,7 @@ pub fn table(report: &Report, wide: bool) -> String {
     text.push_str(if report.differs() {
         "\nSomething differs.\n"
     } else {
-        "\nNothing that matters differs.\n"
+        "\nNo difference that matters.\n"
     });
     if !wide {
         text.push_str(MORE);

@@ -26,7 +26,7 @@ fn unknown(given: &Given, rows: &mut Rows) {
     for line in &given.ignored {
         rows.note([
             line,
-            "ignores it since it is not known to kube-proxy 1.36; older versions may have heeded it",
+            "ignores it, because kube-proxy 1.36 does not know it; older versions may have used it",
             "ignores it, too, and logs that once",
             "delete it from the file",
         ]);
@@ -40,7 +40,7 @@ fn without_effect(given: &Given, rows: &mut Rows) {
             continue;
         }
         if field.starts_with("win") {
-            let kube_proxy = "heeds it on Windows alone";
+            let kube_proxy = "uses it only on Windows";
             let tripod = "accepts it, without effect";
             rows.note([&field, kube_proxy, tripod, "nothing, or delete it"]);
             continue;
@@ -48,12 +48,12 @@ fn without_effect(given: &Given, rows: &mut Rows) {
         let to_do = match field.split([' ', '.']).next() {
             Some("enableProfiling") => "take profiles with perf(1), which needs no setting",
             Some("featureGates") => {
-                "nothing: what these gates of kube-proxy switch is not Tripod's"
+                "nothing: these gates concern parts of kube-proxy that Tripod does not have"
             }
             Some("showHiddenMetricsForVersion") => {
                 "nothing, unless a dashboard reads a hidden metric: docs/metrics.md lists all"
             }
-            _ => "set --v and --logging-format, which count",
+            _ => "set --v and --logging-format, which Tripod uses",
         };
         rows.differs([&field, "heeds it", "accepts it, without effect", to_do]);
     }
@@ -92,14 +92,14 @@ fn scheduler(given: &Given, mode: ModeName, rows: &mut Rows) {
     let before = match was {
         ModeName::Ipvs => format!("chooses endpoints by {named}"),
         _ if name.is_empty() => "chooses endpoints at random".to_owned(),
-        _ => "chooses endpoints at random, since schedulers are for ipvs mode".to_owned(),
+        _ => "chooses endpoints at random, because schedulers are for ipvs mode".to_owned(),
     };
     let after = match mode {
         ModeName::Iptables | ModeName::Nftables => "chooses at random".to_owned(),
         ModeName::Ipvs => format!("chooses by {named}"),
         ModeName::Userspace => match name.parse::<SchedulerName>() {
             Ok(known) => format!("chooses by {known}"),
-            Err(_) => format!("chooses by rr, since {named} is the kernel's alone"),
+            Err(_) => format!("chooses by rr, because only the kernel has {named}"),
         },
     };
     let same = match (was, mode) {
@@ -113,10 +113,10 @@ fn scheduler(given: &Given, mode: ModeName, rows: &mut Rows) {
         return;
     }
     let to_do = match mode {
-        ModeName::Iptables => "run ipvs or userspace mode where a scheduler matters",
+        ModeName::Iptables => "run ipvs or userspace mode if a scheduler matters",
         ModeName::Nftables => "annotate Services that need rr or sh: tripod.proxy/scheduler",
         ModeName::Ipvs => annotation,
-        ModeName::Userspace => "set ipvs.scheduler; random is a name here, too",
+        ModeName::Userspace => "set ipvs.scheduler, which also accepts random here",
     };
     rows.differs([&setting, &before, &after, to_do]);
 }
@@ -133,7 +133,7 @@ fn service_addresses(given: &Given, mode: ModeName, rows: &mut Rows) {
         rows.differs([
             "ipvs.tcpTimeout, ipvs.tcpFinTimeout, ipvs.udpTimeout",
             "sets the timeouts of IPVS",
-            "leaves IPVS alone: connections end by the timeouts of conntrack",
+            "does not use IPVS: connections end by the timeouts of conntrack",
             "set those of the section conntrack, which count in every mode of the kernel",
         ]);
     }
@@ -141,19 +141,19 @@ fn service_addresses(given: &Given, mode: ModeName, rows: &mut Rows) {
     match (was, is, ipvs.strict_arp) {
         (false, true, false) => rows.differs([
             &arp,
-            "has service addresses on no link",
-            "has them on kube-ipvs0, and the node answers ARP for them on every link",
-            "set ipvs.strictARP: true where something announces addresses in layer 2, as MetalLB",
+            "puts service addresses on no link",
+            "puts them on kube-ipvs0, and the node answers ARP for them on every link",
+            "set ipvs.strictARP: true if a program such as MetalLB announces addresses in layer 2",
         ]),
         (false, true, true) => rows.note([
             &arp,
-            "ignores it: it has service addresses on no link",
-            "sets arp_ignore and arp_announce, as kube-proxy's ipvs mode",
+            "ignores it: it puts service addresses on no link",
+            "sets arp_ignore and arp_announce, like kube-proxy's ipvs mode",
             "nothing",
         ]),
         (true, false, true) => rows.note([
             &arp,
-            "sets arp_ignore and arp_announce, since service addresses are on kube-ipvs0",
+            "sets arp_ignore and arp_announce, because service addresses are on kube-ipvs0",
             "leaves both as they are: service addresses are on no link that answers ARP",
             "nothing",
         ]),
@@ -172,8 +172,8 @@ fn invalid_packets(given: &Given, mode: ModeName, rows: &mut Rows) {
     rows.differs([
         "conntrack.tcpBeLiberal: false",
         "forwards packets that connection tracking finds invalid; its iptables mode drops them",
-        "drops them: without translation they have clients reset their connections",
-        "set conntrack.tcpBeLiberal: true where this node sees one direction of connections alone",
+        "drops them: untranslated, they would make clients reset their connections",
+        "set conntrack.tcpBeLiberal: true if this node sees only one direction of connections",
     ]);
 }
 
@@ -188,8 +188,8 @@ fn node_ports(given: &Given, mode: ModeName, rows: &mut Rows) {
     rows.note([
         "nodePortAddresses: []",
         "serves node ports at all addresses of the node",
-        "serves them at the addresses of the Node object alone (primary) where the configuration \
-         names mode: nftables, as kube-proxy does; at all where it runs in place of another mode",
+        "serves them only at the addresses of the Node object (primary) if the configuration names \
+         mode: nftables, as kube-proxy does; at all addresses if it runs in place of another mode",
         "set nodePortAddresses: [0.0.0.0/0, \"::/0\"] if clients call other addresses of the node",
     ]);
 }
@@ -217,9 +217,9 @@ fn localhost(given: &Given, mode: ModeName, rows: &mut Rows) {
         (true, false) => rows.differs([
             &setting,
             "serves node ports at 127.0.0.1, too",
-            "serves them at other addresses of the node alone",
-            "add localhost to nodePortAddresses where programs of the node call localhost: TCP \
-             is relayed then",
+            "serves them only at other addresses of the node",
+            "add localhost to nodePortAddresses if programs of the node call localhost: TCP is \
+             relayed then",
         ]),
         (false, true) => rows.differs([
             &setting,
@@ -260,16 +260,17 @@ fn syncs(given: &Given, rows: &mut Rows) {
     if !c.min_sync_period_given && matches!(was, ModeName::Iptables | ModeName::Nftables) {
         rows.note([
             "minSyncPeriod is not set",
-            "lets 1 s pass from one sync to the next",
-            "lets 10 ms pass, since a change costs the same however many Services there are",
-            "nothing; minSyncPeriod: 1s in the section of the mode has kube-proxy's rate",
+            "waits 1 s from one sync to the next",
+            "waits 10 ms, because its own work for a change does not depend on the number of \
+             Services",
+            "nothing; minSyncPeriod: 1s in the section of the mode sets kube-proxy's rate",
         ]);
     }
     if given.mode.is_empty() && c.sync_period != KubeProxyConfiguration::default().sync_period {
         rows.note([
             "syncPeriod",
-            "takes it from the section iptables, as no mode is named",
-            "takes it from there, or from the section ipvs where the other says nothing",
+            "takes it from the section iptables, because no mode is named",
+            "takes it from there, or from the section ipvs if it is not given there",
             "name the mode",
         ]);
     }
@@ -285,15 +286,15 @@ fn userspace(given: &Given, mode: ModeName, rows: &mut Rows) {
         rows.differs([
             &format!("portRange: {:?}", c.port_range),
             "ignores it since 1.26, which has no userspace mode",
-            "takes the ports of listeners from it to which rules redirect packets",
+            "takes from it the local ports to which rules redirect packets",
             "delete it, unless a firewall needs that range",
         ]);
     }
     if c.masquerade_all {
         rows.note([
             "masqueradeAll: true",
-            "gives endpoints the node's address for calls to cluster IPs",
-            "gives them the node's address in any case",
+            "shows endpoints the node's address for calls to cluster IPs",
+            "shows them the node's address in any case",
             "nothing",
         ]);
     }

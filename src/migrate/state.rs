@@ -138,8 +138,8 @@ impl fmt::Display for Becomes {
         f.write_str(match self {
             Becomes::TakenOver => "taken over: only what differs is written",
             Becomes::Removed => {
-                "removed, once the mode is in force and connections through it have ended, or \
-                 after 15 minutes"
+                "removed when the mode is applied and connections through it have ended, or after \
+                 15 minutes"
             }
             Becomes::Unchanged => "left as it is",
         })

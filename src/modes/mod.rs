@@ -162,13 +162,12 @@ pub enum SyncError {
     OfBoth(Arc<SyncError>),
     /// What the kernel holds was not read in time.
     #[error(
-        "what is in the kernel could not be compared within {0:?}, for which syncs waited: a \
-         program of iptables or the kernel does not answer, or another process holds the xtables \
-         lock; try again"
+        "the kernel could not be compared within {0:?}, while syncs waited: an iptables program or \
+         the kernel does not answer, or another process holds the xtables lock; try again"
     )]
     ComparisonTooLong(Duration),
     /// The thread of a large sync could not begin.
-    #[error("no runtime for a sync: {0}")]
+    #[error("cannot start a runtime for a sync: {0}")]
     Runtime(#[source] std::io::Error),
 }
 

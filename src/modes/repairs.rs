@@ -63,7 +63,7 @@ impl Repairs {
             if !repaired.is_empty() {
                 let count = repaired.len();
                 tracing::info!(
-                    "wrote again what another Tripod had written (differences: {count})"
+                    "rewrote what another Tripod process had written (differences: {count})"
                 );
             }
             return;
@@ -97,9 +97,9 @@ impl Repairs {
         }
         if let Some(what) = together(&kept) {
             tracing::error!(
-                "repaired {what} again, which another program keeps changing: find it, such as \
-                 another proxy of Services or a script, and end it or have it leave them alone; \
-                 further repairs of them are logged only with --v=2"
+                "repaired {what} again, which another program keeps changing: find this program, \
+                 such as another service proxy or a script, and stop it; further repairs are \
+                 logged only with --v=2"
             );
         }
     }
@@ -111,7 +111,7 @@ impl Repairs {
         if ended > 0 && !self.recent.values().any(Recent::keeps_changing) {
             let minutes = QUIET.as_secs() / 60;
             tracing::info!(
-                "no other program changed what is ours again and again for {minutes} minutes"
+                "no other program has kept changing objects of Tripod for {minutes} minutes"
             );
         }
     }
@@ -203,7 +203,7 @@ mod tests {
         });
         assert_eq!(lines.len(), 2, "{lines:#?}");
         assert!(
-            lines[0].contains("another Tripod had written"),
+            lines[0].contains("another Tripod process had written"),
             "{lines:#?}"
         );
         assert!(

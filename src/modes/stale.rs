@@ -248,8 +248,8 @@ impl StaleFlows {
         let dropped = self.waiting.bound(served) > 0;
         let what = dropped.then(|| {
             format!(
-                "{family}: flows of UDP clients to Services that are gone are not deleted, but of \
-                 {} addresses and ports: the others end when the client stops sending",
+                "{family}: flows of UDP clients to removed Services are deleted for {} addresses \
+                 and ports only; the others end when the client stops sending",
                 waiting::MOST
             )
         });
@@ -284,8 +284,8 @@ impl StaleFlows {
                 if self.logged.differs(&error) {
                     tracing::warn!(
                         "{family}: a UDP client that keeps its socket may still send to a removed \
-                         endpoint, because we {error}; the kernel needs nf_conntrack_netlink, and \
-                         Tripod needs CAP_NET_ADMIN"
+                         endpoint, because Tripod {error}; the kernel needs nf_conntrack_netlink, \
+                         and Tripod needs CAP_NET_ADMIN"
                     );
                 }
                 self.is_lasting = failure.is_lasting;
@@ -297,7 +297,7 @@ impl StaleFlows {
     /// Returns what could not be done, if anything.
     pub fn unfinished(&self) -> Option<String> {
         let waits = !self.waiting.is_empty() && !self.is_lasting;
-        let udp = waits.then_some("flows of UDP clients to what is gone are not deleted yet");
+        let udp = waits.then_some("flows of UDP clients to removed endpoints are not deleted yet");
         let what = udp.or(self.begun.unfinished());
         what.map(ToOwned::to_owned)
     }
@@ -353,7 +353,7 @@ fn deleted(
             (error.to_string(), is_lasting)
         }
         // It ended by a panic, or because the runtime is shutting down.
-        Err(error) => (format!("did not delete them to the end: {error}"), false),
+        Err(error) => (format!("did not delete all of them: {error}"), false),
     };
     Err(Failure {
         error,

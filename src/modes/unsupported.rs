@@ -79,8 +79,8 @@ impl Reason {
 
     /// Returns the reason for which a Service does not have all its endpoints in any mode.
     pub fn too_many_endpoints() -> Reason {
-        let why = "its ports have more of them together than one Service may have, and some of the \
-                   last ports lack endpoints; name fewer ports, or create several Services";
+        let why = "its ports together have more of them than one Service may have, so that some of \
+                   the last ports lack endpoints; name fewer ports, or create several Services";
         Reason {
             done: Done::Part,
             ..Reason::new("the number of its endpoints", why)
@@ -102,7 +102,7 @@ impl Reason {
 
     /// Returns what of limits cannot be kept where the kernel forwards connections.
     pub fn of_limits(preferences: &Preferences) -> impl Iterator<Item = Reason> {
-        let why = "the kernel carries connections, and nothing counts them as they begin; \
+        let why = "the kernel forwards connections, and nothing counts them when they begin; \
                    userspace mode does";
         let reason = |what| Reason::new(what, why);
         let service = preferences.max_connections;
@@ -122,13 +122,13 @@ impl Reason {
             Reason::new(Preferences::FORWARDING, why)
         });
         let drain = preferences.drain_timeout.map(|_| {
-            let why = "connections to an endpoint that left go on for as long as it answers; \
-                       ipvs and userspace mode can end them";
+            let why = "connections to a removed endpoint continue as long as it answers; ipvs mode \
+                       can end them";
             Reason::new(Preferences::DRAIN_TIMEOUT, why)
         });
         let header = preferences.proxy_protocol.map(|_| {
-            let why = "packets are passed on without a look into them, so no header can be \
-                       added; userspace mode can do that";
+            let why = "the kernel forwards packets without looking into connections, so no header \
+                       can be added; userspace mode can do that";
             Reason::new(Preferences::PROXY_PROTOCOL, why)
         });
         let all = [forwarding, drain, header, Reason::of_retry(preferences)];

@@ -21,11 +21,11 @@ pub fn set_oom_score(score: i32) {
     match fs::write(OOM_SCORE_ADJ, score.to_string()) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => tracing::debug!(
-            "oomScoreAdj {score} is not set, because this process may not set it: \
+            "cannot set oomScoreAdj {score}, because this process lacks the privilege: \
              {OOM_SCORE_ADJ}: {error}"
         ),
         Err(error) => {
-            tracing::info!("oomScoreAdj {score} is not set: {OOM_SCORE_ADJ}: {error}");
+            tracing::info!("cannot set oomScoreAdj {score}: {OOM_SCORE_ADJ}: {error}");
         }
     }
 }

@@ -43,8 +43,8 @@ pub(super) async fn changed(addresses: Option<&mut impl NodeAddresses>, watched:
         Some(changes) if *watched => {
             if let Err(error) = changes.changed().await {
                 tracing::error!(
-                    "changes of node addresses are noticed only once per sync period, until Tripod is \
-                     started again: {error}"
+                    "changes of node addresses are noticed only once per sync period, until Tripod \
+                     is restarted: {error}"
                 );
                 *watched = false;
             }

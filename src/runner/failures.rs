@@ -75,7 +75,7 @@ impl LoggedFailures {
         for why in before.unfinished.difference(&now.unfinished) {
             // Not if it goes on for another reason.
             if !now.unfinished.iter().any(|now| what(now) == what(why)) {
-                tracing::info!("{family}: no longer so: {why}");
+                tracing::info!("{family}: resolved: {why}");
             }
         }
         *before = Arc::new(now);
@@ -109,7 +109,7 @@ impl LoggedFailures {
             let took = Duration::from_millis((now - since).as_millis() as u64);
             let took = duration::format(took);
             tracing::info!(
-                "syncs of {family} take effect again, {took} after the first of {} failures",
+                "syncs of {family} succeed again, {took} after the first of {} failures",
                 failed.times
             );
         }
@@ -120,8 +120,8 @@ impl LoggedFailures {
         let why = error.to_string();
         if self.addresses.differs(&why) {
             tracing::warn!(
-                "cannot list the addresses of this node, node ports stay at those that were known \
-                 last: {why}"
+                "cannot list the addresses of this node; node ports stay at the last known ones: \
+                 {why}"
             );
         }
     }
@@ -157,13 +157,11 @@ fn log_ports(before: &FailedPorts, now: &FailedPorts) -> bool {
     for (why, names) in by_reason(changed) {
         if names.len() <= LOGGED_ALONE {
             for name in names {
-                tracing::error!(service = %name, protocol = %name.protocol, "not in force as asked: {why}");
+                tracing::error!(service = %name, protocol = %name.protocol, "not applied: {why}");
             }
         } else if let [first, others @ ..] = &*names {
             let count = others.len();
-            tracing::error!(
-                "{first} and {count} more ServicePorts are not in force as asked: {why}"
-            );
+            tracing::error!("{first} and {count} more ServicePorts are not applied: {why}");
         }
     }
     let over = before.over(now).into_iter();
@@ -171,11 +169,11 @@ fn log_ports(before: &FailedPorts, now: &FailedPorts) -> bool {
     for (_, names) in by_reason(over) {
         if names.len() <= LOGGED_ALONE {
             for name in names {
-                tracing::info!(service = %name, protocol = %name.protocol, "in force again");
+                tracing::info!(service = %name, protocol = %name.protocol, "applied again");
             }
         } else if let [first, others @ ..] = &*names {
             let count = others.len();
-            tracing::info!("{first} and {count} more ServicePorts are in force again");
+            tracing::info!("{first} and {count} more ServicePorts are applied again");
         }
     }
     now.keys().any(|name| !before.contains_key(name))
@@ -245,7 +243,7 @@ mod tests {
             failed("IPv4", "no memory"),
             failed("IPv4", "busy"),
             failed("IPv6", "no memory"),
-            "INFO syncs of IPv4 take effect again, 12.3s after the first of 4 failures".to_owned(),
+            "INFO syncs of IPv4 succeed again, 12.3s after the first of 4 failures".to_owned(),
             failed("IPv4", "busy"),
         ];
         assert_eq!(log, expected);
@@ -268,18 +266,17 @@ mod tests {
             panic!("{log:#?}");
         };
         assert!(
-            taken.starts_with("ERROR not in force as asked: taken service="),
+            taken.starts_with("ERROR not applied: taken service="),
             "{taken}"
         );
         let first = name(1);
-        let expected =
-            format!("ERROR {first} and 39 more ServicePorts are not in force as asked: full");
+        let expected = format!("ERROR {first} and 39 more ServicePorts are not applied: full");
         assert_eq!(*full, expected);
         assert!(also.contains("full") && also.contains("p00"), "{also}");
         assert_eq!(
             *over,
             format!(
-                "INFO {} and 40 more ServicePorts are in force again",
+                "INFO {} and 40 more ServicePorts are applied again",
                 name(0)
             )
         );
@@ -296,8 +293,8 @@ mod tests {
         let expected = [
             "ERROR IPv4: A stays",
             "ERROR IPv4: B stays",
-            "INFO IPv4: no longer so: A stays",
-            "INFO IPv4: no longer so: B stays",
+            "INFO IPv4: resolved: A stays",
+            "INFO IPv4: resolved: B stays",
         ];
         assert_eq!(log, expected);
     }

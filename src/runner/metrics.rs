@@ -137,17 +137,17 @@ impl Metrics {
             )?,
             sync_partial: sync(
                 "kubeproxy_sync_partial_proxy_rules_duration_seconds",
-                "Duration of syncs of what had changed.",
+                "Duration of syncs that wrote only what had changed.",
             )?,
             network_programming: histogram(
                 registry,
                 "kubeproxy_network_programming_duration_seconds",
-                "Time from a change of a pod or Service to its being in force on this node.",
+                "Time from a change of a pod or Service until it is applied on this node.",
                 network_programming_buckets(),
             )?,
             last_queued: by_family(
                 "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
-                "When a sync was last asked for, in seconds since 1970.",
+                "When a sync was last requested, in seconds since 1970.",
             )?,
             last_synced: by_family(
                 "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
@@ -157,7 +157,7 @@ impl Metrics {
             conntrack_duration: histogram(
                 registry,
                 "kubeproxy_conntrack_reconciler_sync_duration_seconds",
-                "Duration of clearing stale connection-tracking entries.",
+                "Duration of deleting stale connection-tracking entries.",
                 sync_buckets(),
             )?,
             conntrack_deleted: counter(
@@ -178,14 +178,15 @@ impl Metrics {
                 registry,
                 IntGauge::new(
                     "tripod_service_ports_failed",
-                    "ServicePorts that are not in force as asked; the log names them.",
+                    "ServicePorts that are not applied; the log names them.",
                 )?,
             )?,
             service_ports_conflicting: registered(
                 registry,
                 IntGauge::new(
                     "tripod_service_ports_conflicting",
-                    "ServicePorts that lack an address which another one owns; Events name both.",
+                    "ServicePorts that are not served at an address that another one owns; Events \
+                     name both.",
                 )?,
             )?,
             failures: counter(
@@ -271,8 +272,8 @@ impl modes::Metrics for Metrics {
 impl Changes {
     fn register(registry: &Registry, word: &str, objects: &str) -> prometheus::Result<Changes> {
         let name = |what: &str| format!("kubeproxy_sync_proxy_rules_{word}_changes_{what}");
-        let pending = format!("Changes of {objects} that are not in force yet.");
-        let total = format!("Changes of {objects} that were seen.");
+        let pending = format!("Changes of {objects} that are not applied yet.");
+        let total = format!("Changes of {objects} that were received.");
         Ok(Changes {
             pending: registered(registry, Gauge::new(name("pending"), pending)?)?,
             total: registered(registry, IntCounter::new(name("total"), total)?)?,

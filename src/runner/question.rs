@@ -111,7 +111,7 @@ pub struct ExplainedPacket {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unanswered {
     /// Too many questions are waiting.
-    #[error("others ask at the same time: try again")]
+    #[error("too many queries at the same time: try again")]
     Busy,
     /// The runner does not run any more.
     #[error("the proxy is ending")]

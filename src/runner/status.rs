@@ -69,9 +69,9 @@ impl FamilyStatus {
         }
         let why = &self.failure.as_ref()?.why;
         Some(if self.last.is_some() {
-            format!("what changed lately may not be in force, as syncs of {family} fail: {why}")
+            format!("recent changes may not be applied, because syncs of {family} fail: {why}")
         } else {
-            format!("nothing of {family} is in force: {why}")
+            format!("nothing of {family} is applied: {why}")
         })
     }
 
@@ -237,12 +237,12 @@ mod tests {
             (
                 None,
                 Some(failure()),
-                Some("nothing of IPv4 is in force: no lock"),
+                Some("nothing of IPv4 is applied: no lock"),
             ),
             (
                 Some(last(None)),
                 Some(failure()),
-                Some("what changed lately may not be in force, as syncs of IPv4 fail: no lock"),
+                Some("recent changes may not be applied, because syncs of IPv4 fail: no lock"),
             ),
         ] {
             let status = FamilyStatus {

@@ -26,11 +26,11 @@ pub struct NodeDependents {
 /// Returns what is done differently because `what` has no network of `family`.
 pub fn pods_unknown(what: &str, family: Family) -> String {
     format!(
-        "{what} has no network of {family}: callers of {family} cannot be distinguished from pods, \
-         so that in modes of the kernel callers of a cluster IP from outside are masqueraded only \
-         with masqueradeAll, and pods that call an external address of a Service whose \
-         externalTrafficPolicy is Local are treated as callers from outside; name the pods' \
-         network, or set another detectLocalMode"
+        "{what} has no network of {family}, so that pods cannot be distinguished from other \
+         callers of {family}: in ipvs, nftables and iptables mode, callers of a cluster IP from \
+         outside are masqueraded only with masqueradeAll, and pods that call an external address \
+         of a Service whose externalTrafficPolicy is Local are treated as callers from outside; \
+         name the pods' network, or set another detectLocalMode"
     )
 }
 
@@ -112,12 +112,14 @@ impl ThisNode {
         let (text, remedy) = match node {
             None => (
                 format!("this node's Node object {name} is not known"),
-                "give the name that kubectl get nodes shows as --hostname-override, or add the \
+                "set --hostname-override to the name that kubectl get nodes shows, or add the \
                  object to the manifests",
             ),
             Some(_) if affected.is_empty() => {
                 if self.logged.end() {
-                    tracing::info!("this node's Node object {name} has all that is needed now");
+                    tracing::info!(
+                        "this node's Node object {name} now has everything that is needed"
+                    );
                 }
                 return None;
             }
@@ -130,7 +132,7 @@ impl ThisNode {
                 let lacking = lacking.join(" and no ");
                 (
                     format!("this node's Node object {name} has no {lacking}"),
-                    "see that the kubelet (--node-ip), the cloud controller and the controller \
+                    "check that the kubelet (--node-ip), the cloud controller and the controller \
                      manager set it",
                 )
             }

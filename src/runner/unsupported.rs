@@ -110,7 +110,7 @@ fn log_ended(before: &Removed, now: &UnsupportedPreferences, map: &ServiceMap) {
         for (reason, port) in reasons {
             if !holds(reason) && map.get(port).is_some() {
                 let Reason { what, done, .. } = reason;
-                tracing::info!("Service {service}: no longer so: {what} {}", is(done));
+                tracing::info!("Service {service}: resolved: {what} {}", is(done));
             }
         }
     }
@@ -253,7 +253,7 @@ mod tests {
             panic!("{log:#?}");
         };
         assert!(changed.contains("no sed"), "{changed}");
-        let expected = "no longer so: tripod.proxy/scheduler is not supported";
+        let expected = "resolved: tripod.proxy/scheduler is not supported";
         assert!(over.contains(expected), "{over}");
     }
 

@@ -86,7 +86,7 @@ pub enum SchedulerNameError {
         name: String,
     },
     /// No scheduler has this name.
-    #[error("no scheduler is called {name:?}; choose one of {}", valid_names())]
+    #[error("there is no scheduler {name:?}; choose one of {}", valid_names())]
     Unknown {
         /// The name as given.
         name: String,

@@ -55,10 +55,10 @@ pub enum CertificateError {
         reason: rustls::Error,
     },
     /// There is no certificate in the file.
-    #[error("{}: it has no section CERTIFICATE", .0.display())]
+    #[error("{}: it has no CERTIFICATE section", .0.display())]
     Empty(PathBuf),
     /// No certificate can be made.
-    #[error("no certificate for {} can be made: {reason}", names.join(", "))]
+    #[error("cannot create a certificate for {}: {reason}", names.join(", "))]
     SelfSigned {
         /// Host names and addresses that it was to be for.
         names: Vec<String>,
@@ -146,7 +146,7 @@ impl Certificate {
                     }
                     let text = error.to_string();
                     if current.logged.differs(&text) {
-                        tracing::warn!("{text}; the certificate from before stays in use");
+                        tracing::warn!("{text}; the previous certificate stays in use");
                     }
                 }
             }

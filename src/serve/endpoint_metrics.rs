@@ -102,14 +102,14 @@ impl Series {
             active: GaugeVec::new(
                 Opts::new(
                     "tripod_endpoint_active_connections",
-                    "Connections that are open now, or UDP clients that are known, of each \
-                     endpoint of the Services that --service-metrics names.",
+                    "Open connections and known UDP clients of each endpoint of the Services that \
+                     --service-metrics names.",
                 ),
                 &LABELS,
             )?,
             connections: counter(
                 "tripod_endpoint_connections_total",
-                "Connections, or flows of UDP, to each endpoint of these Services.",
+                "Connections and UDP flows to each endpoint of these Services.",
             )?,
             received: counter(
                 "tripod_endpoint_client_bytes_total",
@@ -122,9 +122,9 @@ impl Series {
             limited: IntCounterVec::new(
                 Opts::new(
                     "tripod_service_limited_total",
-                    "Times that each of these Services, or a client of it, had as many connections \
-                     as it may; what came of it is as for tripod_userspace_service_limited_total \
-                     and tripod_userspace_client_limited_total.",
+                    "Times that each of these Services, or one of its clients, reached its \
+                     connection limit; tripod_userspace_service_limited_total and \
+                     tripod_userspace_client_limited_total describe the effect.",
                 ),
                 &["namespace", "service", "limit"],
             )?,

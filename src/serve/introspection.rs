@@ -146,13 +146,13 @@ impl Introspection {
         let info = [
             (
                 "tripod_mode",
-                "How traffic is carried.",
+                "The mode of this node, in the label; the value is always 1.",
                 "mode",
                 mode.as_str(),
             ),
             (
                 "tripod_build_info",
-                "What is running.",
+                "The version of Tripod, in the label; the value is always 1.",
                 "version",
                 env!("CARGO_PKG_VERSION"),
             ),
@@ -162,8 +162,8 @@ impl Introspection {
         let fallback = IntGauge::with_opts(
             Opts::new(
                 "tripod_mode_fallback",
-                "1 if another mode runs than the one that the settings name; the label has what \
-                 better modes miss, also where the settings name none.",
+                "1 if another mode runs than the one that the settings name, else 0; the label \
+                 says what better modes lack, also if the settings name no mode.",
             )
             .const_label("reason", &wanting),
         )?;
@@ -183,8 +183,8 @@ impl Introspection {
     fn register_kubernetes(&self) -> prometheus::Result<()> {
         let info = Opts::new(
             "kubernetes_build_info",
-            "The version of kube-proxy that this program stands in for, in the labels; its own is \
-             in tripod_build_info.",
+            "The version of kube-proxy that this program replaces, in the labels; its own version \
+             is in tripod_build_info.",
         );
         let (major, minor) = KUBERNETES;
         let version = env!("CARGO_PKG_VERSION");
@@ -210,7 +210,8 @@ impl Introspection {
         self.registry.register(Box::new(info))?;
         let gates = Opts::new(
             "kubernetes_feature_enabled",
-            "1 if the feature gate of kube-proxy is enabled, else 0, for those that Tripod honours.",
+            "1 if the feature gate of kube-proxy is enabled, else 0; only the gates that Tripod \
+             honours.",
         );
         let gates = IntGaugeVec::new(gates, &["name", "stage"])?;
         for gate in &self.running.gates {
@@ -256,10 +257,10 @@ impl Introspection {
             "/" if self.api.is_some() => {
                 status_api::refusal(asked.peer).unwrap_or_else(page::answer)
             }
-            path if path.starts_with("/debug/") => Answer::text(
-                "profiles as Go has them are not offered; perf(1) works on this process\n",
-            )
-            .with_status(StatusCode::NOT_FOUND),
+            path if path.starts_with("/debug/") => {
+                Answer::text("there are no Go profiles; perf(1) works on this process\n")
+                    .with_status(StatusCode::NOT_FOUND)
+            }
             _ => Answer::not_found(),
         }
     }

@@ -89,7 +89,7 @@ const KIB: f64 = 1024.0;
 /// Name and help of the number of tasks.
 const TASKS: (&str, &str) = (
     "go_goroutines",
-    "Tasks of this process, where dashboards for kube-proxy look for its goroutines.",
+    "Threads of this process, under the name where dashboards for kube-proxy look for goroutines.",
 );
 
 /// Registers the metrics with `registry`. Tasks are those of the runtime that this is called on:

@@ -78,8 +78,8 @@ impl Gauges {
             waiting: GaugeVec::new(
                 Opts::new(
                     "tripod_sync_waiting_seconds",
-                    "How long changes, or a sync that is due, have waited for a sync that \
-                     succeeds, in seconds; 0: nothing waits.",
+                    "How long changes, or a sync that is due, have waited for a successful sync, \
+                     in seconds; 0 if nothing waits.",
                 ),
                 &["ip_family"],
             )?,

@@ -24,7 +24,7 @@ pub(super) async fn listen(path: PathBuf) -> UnixListener {
             path.display()
         );
     };
-    let serving = format!("answering at {}", path.display());
+    let serving = format!("answering queries at {}", path.display());
     until_open(|| open(&path), AGAIN, log, &serving).await
 }
 

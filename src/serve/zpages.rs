@@ -88,7 +88,8 @@ fn page(asked: Asked<'_>, kind: &str, make: impl FnOnce(Form) -> Answer) -> Answ
     match accepted(asked.accept, kind) {
         Some(form) => make(form),
         None => Answer::text(format!(
-            "this page comes as text/plain, or as application/json;v={};g=config.k8s.io;as={kind}\n",
+            "this page is served as text/plain, or as \
+             application/json;v={};g=config.k8s.io;as={kind}\n",
             VERSIONS[0]
         ))
         .with_status(StatusCode::NOT_ACCEPTABLE),

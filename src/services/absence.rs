@@ -80,15 +80,15 @@ impl fmt::Display for Absence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.missing, self.selector) {
             (Missing::Slice, true) => f.write_str(
-                "no EndpointSlice names the Service, though it has a selector: \
-                 kube-controller-manager writes one for it, also where no pod matches",
+                "no EndpointSlice names the Service, although it has a selector: \
+                 kube-controller-manager writes one for it even if no pod matches",
             ),
             (Missing::Slice, false) => f.write_str(
-                "no EndpointSlice names the Service, and it has no selector by which one \
-                 would be written",
+                "no EndpointSlice names the Service, and it has no selector for which one would be \
+                 written",
             ),
             (Missing::Endpoint, true) => f.write_str(
-                "its EndpointSlices have no endpoints, as where its selector matches no pod",
+                "its EndpointSlices have no endpoints (perhaps its selector matches no pod)",
             ),
             (Missing::Endpoint, false) => f.write_str(
                 "its EndpointSlices have no endpoints, and it has no selector by which pods \
@@ -117,7 +117,7 @@ impl fmt::Display for Absence {
                 write!(f, "none of its EndpointSlices has {port}")?;
                 if other.is_empty() {
                     return f.write_str(
-                        ", nor any other, as where targetPort names no port of the pods",
+                        ", nor any other (perhaps targetPort names no port of the pods)",
                     );
                 }
                 let other = other.iter();

@@ -49,8 +49,9 @@ impl NamedAddresses {
             return None;
         }
         let mut why = format!(
-            "it is served at its cluster IPs and at {served} of its {named} load-balancer and \
-             external IPs, the first ones: with {ports} ports, one Service may have {most} of them"
+            "it is served at its cluster IPs and at the first {served} of its {named} \
+             load-balancer and external IPs: with {ports} ports, one Service may have {most} of \
+             them"
         );
         if unfiltered {
             why.push_str(&format!(

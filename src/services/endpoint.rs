@@ -173,7 +173,7 @@ impl Endpoints {
         }
         let counted = reasons.iter().map(|(why, count)| match why {
             // This reason begins with "an endpoint cannot".
-            NotUsed::Forbidden => format!("{count} left out: {why}"),
+            NotUsed::Forbidden => format!("{count} ignored: {why}"),
             why => format!("{count} {why}"),
         });
         let counted: Vec<_> = counted.collect();

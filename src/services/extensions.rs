@@ -204,7 +204,8 @@ pub(super) fn weight(metadata: &ObjectMeta, inspection: &mut Inspection) -> Opti
     let Setting { field, value } = setting(metadata, WEIGHT)?;
     let weight = value.parse().ok();
     if weight.is_none() {
-        let reason = "a weight is a number from 0 (no new connections) to 65535; it is left out";
+        let reason = "a weight is a number from 0 (no new connections) to 65535; the value is \
+                      ignored";
         inspection.skip(field, value, reason);
     }
     weight
@@ -230,7 +231,7 @@ pub(super) fn preferences(
         scheduler: scheduler.map(|name| names.share(&name)),
         forwarding: read.value(Preferences::FORWARDING, |value| {
             let known = Forwarding::ALL.into_iter().find(|f| f.as_str() == value);
-            known.ok_or("forwarding is nat, dr, tunnel or fullnat; it is left at nat".to_owned())
+            known.ok_or("forwarding is nat, dr, tunnel or fullnat; nat is used".to_owned())
         }),
         drain_timeout: read.value(Preferences::DRAIN_TIMEOUT, duration::parse),
         proxy_protocol: read.value(Preferences::PROXY_PROTOCOL, |value| match value {
@@ -239,7 +240,7 @@ pub(super) fn preferences(
         }),
         retry: retry(&mut read),
         eject: read.value(Preferences::EJECT, |value| {
-            let why = "eject is true or false; it is left at false";
+            let why = "eject is true or false; false is used";
             value.parse().map_err(|_| why.to_owned())
         }),
         max_connections: read.value(Preferences::MAX_CONNECTIONS, most),
@@ -264,7 +265,7 @@ fn retry(read: &mut Reader<'_>) -> Option<Retry> {
 }
 
 fn most(value: &str) -> Result<NonZeroU32, String> {
-    let why = "a limit is a whole number from 1 on; there is none";
+    let why = "a limit is a whole number greater than 0; no limit applies";
     value.parse().map_err(|_| why.to_owned())
 }
 
@@ -441,17 +442,17 @@ mod tests {
             (
                 Preferences::EJECT,
                 "yes",
-                "eject is true or false; it is left at false",
+                "eject is true or false; false is used",
             ),
             (
                 Preferences::MAX_CONNECTIONS,
                 "0",
-                "a limit is a whole number from 1 on; there is none",
+                "a limit is a whole number greater than 0; no limit applies",
             ),
             (
                 Preferences::MAX_CONNECTIONS_PER_CLIENT,
                 "many",
-                "a limit is a whole number from 1 on; there is none",
+                "a limit is a whole number greater than 0; no limit applies",
             ),
         ] {
             let read = preferences_of(&[(key, value)]).expect(key);

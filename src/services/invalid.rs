@@ -158,7 +158,7 @@ impl Inspection {
 
     pub(super) fn finish<T>(mut self, object: T) -> Reduced<T> {
         if let (Some(last), more @ 1..) = (self.warnings.last_mut(), self.unnamed) {
-            let reason = format!("{}; {more} more values are left out", last.reason);
+            let reason = format!("{}; {more} more values are ignored", last.reason);
             last.reason = reason.into();
         }
         Reduced {

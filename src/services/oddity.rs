@@ -88,16 +88,16 @@ fn sentence(several: &[&Oddity]) -> String {
     let label = super::slice::SERVICE_LABEL;
     match several.first() {
         Some(Oddity::NoEndpoints(..)) => format!(
-            "{count} Services have no endpoints: connections to them are refused until \
-             EndpointSlices with their names in the label {label} bring some: {names}"
+            "{count} Services have no endpoints: connections to them are refused until there are \
+             EndpointSlices with endpoints whose label {label} names them: {names}"
         ),
         Some(Oddity::NoEndpointsForPort(..)) => format!(
             "{count} ports of Services have no endpoints, unlike other ports of the same Services; \
              `tripod services` says why: {names}"
         ),
         _ => format!(
-            "{count} EndpointSlices belong to Services which do not exist or are left to another \
-             proxy by the label service.kubernetes.io/service-proxy-name: {names}"
+            "{count} EndpointSlices are not used, because their Services do not exist or belong to \
+             another proxy (label service.kubernetes.io/service-proxy-name): {names}"
         ),
     }
 }
@@ -174,9 +174,9 @@ impl fmt::Display for Oddity {
             ),
             Oddity::NoService(slice, service) => write!(
                 f,
-                "EndpointSlice {slice} is not used: its Service {service} does not exist, cannot be \
-                 used (then it has a warning of its own), or is left to another proxy by its label \
-                 service.kubernetes.io/service-proxy-name"
+                "EndpointSlice {slice} is not used: its Service {service} does not exist, is \
+                 invalid (then another warning says why), or belongs to another proxy (label \
+                 service.kubernetes.io/service-proxy-name)"
             ),
             Oddity::NoServiceLabel(slice) => write!(
                 f,

@@ -83,13 +83,15 @@ impl fmt::Display for Conflict {
         )?;
         f.write_str(match (self.owner_kind, self.kind) {
             (AddressKind::ClusterIp, kind) if kind != AddressKind::ClusterIp => {
-                "cluster IPs go first"
+                "cluster IPs take precedence"
             }
-            (_, AddressKind::HealthCheckNodePort) => "node ports go before health checks",
+            (_, AddressKind::HealthCheckNodePort) => {
+                "node ports take precedence over health checks"
+            }
             (AddressKind::LoadBalancerIp, kind) if kind != AddressKind::LoadBalancerIp => {
-                "load-balancer IPs go before external IPs and node ports"
+                "load-balancer IPs take precedence over external IPs and node ports"
             }
-            _ => "goes first by creation time (by arrival if there is none) and name",
+            _ => "takes precedence by creation time (by arrival if there is none) and name",
         })
     }
 }

@@ -168,7 +168,8 @@ impl EndpointSlice {
             "IPv4" => contents(slice, Family::V4, loopback, &mut inspection, names),
             "IPv6" => contents(slice, Family::V6, loopback, &mut inspection, names),
             "FQDN" => {
-                let reason = "endpoints that are names cannot be proxied to; none of them is used";
+                let reason = "endpoints that are host names are not supported; none of them is \
+                              used";
                 inspection.skip("addressType", "FQDN", reason);
                 Default::default()
             }
@@ -291,7 +292,7 @@ fn slice_port(
 ) -> Result<SlicePort, Invalid> {
     let at = |field: &str| format!("ports[{number}].{field}");
     let Some(port_number) = port.port else {
-        let reason = "a port without number means every port, which a proxy cannot serve";
+        let reason = "a port without a number means every port, which a proxy cannot serve";
         return Err(inspection.refuse(at("port"), "", reason));
     };
     let name = port.name.as_deref().unwrap_or_default();

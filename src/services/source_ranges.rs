@@ -45,9 +45,9 @@ pub(super) fn source_ranges(
             "spec.loadBalancerSourceRanges",
             listed.join(", "),
             format!(
-                "none of these is an {family} CIDR, so nobody reaches the {family} load-balancer \
-                 and external IPs of the Service until there is one; its cluster IP and node ports \
-                 are served"
+                "none of these is an {family} CIDR, so that nobody reaches the {family} \
+                 load-balancer and external IPs of the Service until there is one; its cluster IP \
+                 and node ports are served"
             ),
         );
         found.push(nobody(family));

@@ -76,10 +76,11 @@ fn programs_for(settings: &Settings, mode: ModeName, kernel: &Kernel) -> Option<
     }
     let kubeconfig = settings.effective.kubeconfig.as_deref();
     if settings.own.manifests.is_none() && names_program(kubeconfig) {
-        return Some("the kubeconfig names a program that gives credentials");
+        return Some("the kubeconfig names a credential plugin");
     }
-    takeover::rules_of_programs_may_be_there()
-        .then_some("rules that iptables wrote, of another mode or kube-proxy, may be to be removed")
+    takeover::rules_of_programs_may_be_there().then_some(
+        "rules of another mode or of kube-proxy, which iptables wrote, may have to be removed",
+    )
 }
 
 fn writes_with_iptables(settings: &Settings, mode: ModeName, kernel: &Kernel) -> bool {

@@ -150,7 +150,7 @@ async fn drained(handover: &Handover, until: Until, patience: Duration) {
     let deadline = Instant::now() + patience;
     tracing::info!(
         connections = handover.active_connections(),
-        "ending when connections have, or in {patience:?}"
+        "ending when all connections have ended, or in {patience:?}"
     );
     let mut quiet = Instant::now();
     // One that ended early comes again.
@@ -202,7 +202,9 @@ async fn config_changed(file: Option<&ConfigFile>) -> String {
     };
     let path = file.path.display();
     match config::watch_file(file).await {
-        Ok(()) => format!("{path} was changed: ending, to be started again with what it says now"),
+        Ok(()) => format!(
+            "{path} has changed: ending, so that the next process uses the new configuration"
+        ),
         Err(e) => format!("cannot watch {path}: {e}"),
     }
 }

@@ -120,7 +120,7 @@ async fn report(asked: &Migrate) -> Result<Report, String> {
         report.incomplete = lacking_node(&objects, folder)?;
         if !objects.faults.is_empty() {
             let faults = objects.faults.join("; ");
-            let faults = format!("--manifests has parts that cannot be used: {faults}");
+            let faults = format!("--manifests has invalid parts: {faults}");
             let before = report.incomplete.take().map(|before| format!("{before}; "));
             report.incomplete = Some(before.unwrap_or_default() + &faults);
         }
@@ -187,9 +187,9 @@ fn lacking_node(objects: &Objects, folder: &Path) -> Result<Option<String>, Stri
     }
     if nodes.is_empty() {
         return Ok(Some(format!(
-            "--manifests {folder} has no Node: lines that follow from the object of node {node:?} \
-             (its addresses, its pod networks) are missing from what comes, and may be among what \
-             goes; add it with kubectl get nodes"
+            "--manifests {folder} has no Node: lines that depend on the object of node {node:?} \
+             (its addresses, its pod networks) are missing from what would be added, and may be \
+             among what would be removed; add it with kubectl get nodes"
         )));
     }
     let names = nodes.iter().take(NODES).map(|name| &**name);
@@ -199,7 +199,7 @@ fn lacking_node(objects: &Objects, folder: &Path) -> Result<Option<String>, Stri
     }
     Err(format!(
         "--manifests {folder} has no Node called {node:?}, but {named}: name the node whose rules \
-         are compared by --hostname-override"
+         are compared with --hostname-override"
     ))
 }
 

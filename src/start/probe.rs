@@ -58,7 +58,7 @@ fn examine(requirements: &ModeRequirements, scope: Scope, attempt: Attempt) -> K
     let findings = match Findings::read(Path::new(findings::PATH)) {
         Ok(findings) => findings,
         Err(error) => {
-            tracing::info!("what is in {} is not used: {error}", findings::PATH);
+            tracing::info!("ignoring the content of {}: {error}", findings::PATH);
             None
         }
     };
@@ -80,8 +80,8 @@ async fn examined(
     let requirements = requirements.clone();
     let work = move || drop(sender.send(examine(&requirements, scope, attempt)));
     let spawned = thread::Builder::new().spawn(work);
-    spawned.map_err(|error| format!("no thread to examine it: {error}"))?;
-    let ended = |_| "its examination came to no end".to_owned();
+    spawned.map_err(|error| format!("cannot start a thread to examine it: {error}"))?;
+    let ended = |_| "the examination did not complete".to_owned();
     receiver.await.map_err(ended)
 }
 
@@ -95,7 +95,7 @@ pub(super) fn write_findings(kernel: &Kernel) {
     });
     if let Err(error) = written {
         tracing::info!(
-            "what was found out about this kernel is not stored in {}: {error}",
+            "cannot store the probe results in {}: {error}",
             findings::PATH
         );
     }
@@ -197,10 +197,10 @@ pub(super) async fn choose(settings: &Settings) -> Result<Chosen, String> {
                     Some(open) => open.to_string(),
                 }
             }
-            Err(error) => format!("not known what this kernel can do: {error}"),
+            Err(error) => format!("cannot find out what this kernel can do: {error}"),
         };
         if logged.differs(&unknown) {
-            tracing::warn!("{unknown}; trying again, nothing is changed before it is known");
+            tracing::warn!("{unknown}; trying again; nothing is changed until this is known");
         } else {
             tracing::debug!("{unknown}; trying again");
         }
@@ -214,11 +214,11 @@ pub(super) async fn choose(settings: &Settings) -> Result<Chosen, String> {
 fn hides_clients(configured: ModeName, mode: ModeName) -> Option<String> {
     (mode == ModeName::Userspace && configured != mode).then(|| {
         format!(
-            "NetworkPolicies do not hold for calls through Services on this node: {mode} mode, which \
-             runs in place of {configured} mode, opens connections of its own to endpoints, so that \
-             a network plugin sees the node as the source of every call; where they must hold, \
-             provide what the kernel lacks for another mode (tripod probe), or set \
-             --strict-proxy-mode, with which the node does not serve at all instead"
+            "NetworkPolicies are not enforced for calls through Services on this node: {mode} \
+             mode, which runs in place of {configured} mode, opens connections of its own to \
+             endpoints, so that a network plugin sees the node as the source of every call; if \
+             they must be enforced, provide what the kernel lacks for another mode (see tripod \
+             probe), or set --strict-proxy-mode, with which the node then serves nothing"
         )
     })
 }
@@ -241,13 +241,13 @@ fn decide(
     match choice.mode {
         None => {
             explain();
-            Err("no mode can run here, see the table of what each one misses".to_owned())
+            Err("no mode can run here; the table shows what each one lacks".to_owned())
         }
         Some(mode) if mode != configured && settings.own.strict_mode => {
             explain();
             Err(format!(
-                "{configured} mode cannot run here, and --strict-proxy-mode allows no other, see the \
-                 table of what each one misses"
+                "{configured} mode cannot run here, and --strict-proxy-mode allows no other; the \
+                 table shows what each one lacks"
             ))
         }
         Some(mode) => Ok(Chosen {

@@ -53,13 +53,13 @@ impl Programs {
         missed.told.notified().await;
         match missed.need.get() {
             Some(Need::Credentials) => {
-                "the kubeconfig names a program that gives credentials now, and this process has \
-                 given up starting programs, as it named none at the start: ending, to be started \
-                 again and run it"
+                "the kubeconfig now names a credential plugin, but this process can no longer \
+                 start programs, because the kubeconfig named none at the start: ending, so that \
+                 the next process can run it"
             }
             Some(Need::Removal) | None => {
-                "there are rules of another mode, which iptables has to remove, and this process \
-                 has given up starting programs: ending, to be started again and remove them"
+                "there are rules of another mode, which iptables has to remove, but this process \
+                 can no longer start programs: ending, so that the next process can remove them"
             }
         }
     }

@@ -27,7 +27,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 const LOG_INTERVAL: Duration = Duration::from_secs(3);
 
 /// What the log says of a family before its mode counts.
-const NOT_PLANNED: &str = "nothing is planned yet, what is there is read first";
+const NOT_PLANNED: &str = "nothing is planned until the kernel has been read";
 
 /// What the log says of the process when the first sync has ended.
 #[derive(Debug)]
@@ -151,7 +151,7 @@ impl Ports {
 impl fmt::Display for Ports {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Ports { in_force, all } = self;
-        write!(f, "{in_force} of {all} ServicePorts are in force")
+        write!(f, "{in_force} of {all} ServicePorts are applied")
     }
 }
 
@@ -178,7 +178,7 @@ fn left(
             format!("; {family}: {words}")
         });
         let counted: String = counted.collect();
-        format!("{ports}, those of {names} are being put in force{counted}")
+        format!("{ports}, those of {names} are being applied{counted}")
     } else if listing.is_empty() {
         "the objects are known".to_owned()
     } else {
@@ -234,9 +234,9 @@ mod tests {
         });
         assert_eq!(
             text(&kinds, &families, 0),
-            "0 of 5000 ServicePorts are in force, those of IPv4 and IPv6 are being put in force; \
-             IPv4: 1200 of 5000 virtual servers are done; IPv6: nothing is planned yet, what is \
-             there is read first"
+            "0 of 5000 ServicePorts are applied, those of IPv4 and IPv6 are being applied; IPv4: \
+             1200 of 5000 virtual servers are done; IPv6: nothing is planned until the kernel has \
+             been read"
         );
         families.v4.last = Some(SuccessfulSync {
             ended: now,
@@ -249,8 +249,8 @@ mod tests {
         });
         assert_eq!(
             text(&kinds, &families, 2_499),
-            "2499 of 5000 ServicePorts are in force, those of IPv6 are being put in force; IPv6: \
-             nothing is planned yet, what is there is read first"
+            "2499 of 5000 ServicePorts are applied, those of IPv6 are being applied; IPv6: nothing \
+             is planned until the kernel has been read"
         );
         assert!(!families.v6.first_sync_is_over());
         families.v6.failure = Some(Trouble::now(None, "refused".to_owned()));

@@ -20,7 +20,7 @@ pub(super) async fn render(settings: &Settings, folder: &Path) -> Done {
     match objects.faults.len() {
         0 => Ok(()),
         faults => Err(format!(
-            "{} has {faults} parts that cannot be used, and are not in what was printed: {}",
+            "{} has {faults} invalid parts, which are missing from the output: {}",
             folder.display(),
             objects.faults.join("; ")
         )

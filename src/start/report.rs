@@ -15,7 +15,7 @@ pub(super) fn report(choice: &Chosen, settings: &Settings, recorder: &Recorder) 
     let without = &settings.own.without;
     if !without.is_empty() {
         let words: Vec<_> = without.words().into_iter().collect();
-        tracing::info!("left out by --without: {}", words.join(", "));
+        tracing::info!("excluded by --without: {}", words.join(", "));
     }
     let mode = choice.mode;
     if let Some(notice) = mode_notice(&settings.effective) {
@@ -48,9 +48,9 @@ pub(super) fn report(choice: &Chosen, settings: &Settings, recorder: &Recorder) 
 fn mode_notice(effective: &Effective) -> Option<String> {
     (!effective.is_mode_named).then(|| {
         format!(
-            "the configuration names no mode: Tripod takes the first that this kernel can run, {} mode \
-             if it can, while kube-proxy takes {}, and {} in a later version; name the mode (mode, \
-             --proxy-mode) so that it does not change",
+            "the configuration names no mode: Tripod runs the first mode that this kernel can run, \
+             {} mode if possible, while kube-proxy runs {}, and {} in a later version; name the \
+             mode (mode, --proxy-mode) so that it does not change",
             effective.mode,
             ModeName::Iptables,
             ModeName::Nftables

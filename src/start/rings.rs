@@ -22,8 +22,7 @@ pub(super) fn make(settings: &Settings, chosen: &mut Chosen) -> Rings {
     made.unwrap_or_else(|why| {
         // If it was requested, the mode itself reports that it does without.
         if settings.own.io == Io::Auto {
-            let note =
-                format!("io_uring is not used: {why}; connections are served by epoll alone");
+            let note = format!("io_uring is not used: {why}; connections are served by epoll only");
             tracing::info!("{note}");
             chosen.epoll_alone = Some(note);
         }

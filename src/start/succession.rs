@@ -169,7 +169,7 @@ async fn until_one_is_left() {
     if !several() {
         return;
     }
-    tracing::info!("waiting until the process before the one that serves now has ended");
+    tracing::info!("waiting until the predecessor of the process that serves now has ended");
     let ended = async {
         while several() {
             tokio::time::sleep(CHECK_INTERVAL).await;
@@ -177,8 +177,8 @@ async fn until_one_is_left() {
     };
     if timeout(ONE_LEFT, ended).await.is_err() {
         tracing::warn!(
-            "several processes of Tripod still run after {ONE_LEFT:?}: taking over from all of \
-             them; new connections may reach the earlier ones until these end"
+            "several Tripod processes still run after {ONE_LEFT:?}: taking over from all of them; \
+             new connections may reach the earlier ones until these end"
         );
     }
 }
@@ -225,7 +225,7 @@ async fn ask_all(sockets: usize, handover: &Handover) -> Vec<GaveWay> {
     if !predecessors.is_empty() {
         tracing::info!(
             processes = predecessors.len(),
-            "taking over from a process that runs"
+            "taking over from a running process"
         );
         if let Some(assignments) = handover.assignments() {
             assignments::inherit(assignments).await;
@@ -244,7 +244,7 @@ async fn both_served(mut serving: Receiver<Family>) {
     let other = async { while serving.recv().await.is_some() {} };
     if timeout(OTHER_FAMILY, other).await.is_err() {
         tracing::warn!(
-            "{first} has been in force for {OTHER_FAMILY:?}, and the other IP family is not: \
+            "{first} has been applied for {OTHER_FAMILY:?}, but the other IP family has not: \
              serving without it until its sync succeeds (tripod status says why it fails)"
         );
     }
@@ -449,11 +449,12 @@ async fn give_way(mut stream: UnixStream, handover: Handover) {
         Ok(serves) => serves.is_ok(),
         Err(_) => {
             tracing::warn!(
-                "the process that takes over has not served after {FIRST_SYNC:?}: serving until it does"
+                "the successor does not serve after {FIRST_SYNC:?}: this process serves until it \
+                 does"
             );
             drop(successor);
             if stream.read_u8().await.is_err() {
-                tracing::info!("the process that was to take over has ended without serving");
+                tracing::info!("the successor exited before it served");
                 return;
             }
             successor = handover.give_way(sockets).await;
@@ -464,5 +465,5 @@ async fn give_way(mut stream: UnixStream, handover: Handover) {
         successor.serves();
         let _ = stream.read_u8().await;
     }
-    tracing::info!("the process that took over has ended: serving again");
+    tracing::info!("the successor has exited: serving again");
 }

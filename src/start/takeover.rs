@@ -275,7 +275,7 @@ impl<M: Mode> Mode for TakeOver<M> {
                     continue;
                 }
                 if !present(found.to_vec(), running.clone()).await.is_empty() {
-                    tracing::debug!("another process put back what another mode had");
+                    tracing::debug!("another process restored the rules of another mode");
                     return;
                 }
             }
@@ -334,7 +334,7 @@ pub(super) async fn cleanup(what: Cleanup, settings: &Settings) -> Done {
             match what {
                 Cleanup::Everything => "removed what Tripod and kube-proxy had installed",
                 Cleanup::OnlyOfTripod =>
-                    "removed what Tripod had installed and kube-proxy does not know",
+                    "removed what Tripod had installed and kube-proxy does not use",
             }
         );
         return Ok(());

@@ -87,7 +87,7 @@ impl TrafficSource for Chains {
         // The program may take long, or hang: it goes on for whoever asks later.
         let reading = tokio::spawn(async move {
             if let Err(error) = traffic.lock().await.refresh().await {
-                tracing::debug!("the traffic of some Services is not known: {error}");
+                tracing::debug!("cannot read the traffic of some Services: {error}");
             }
         });
         Some(Box::pin(async move {
@@ -134,7 +134,7 @@ impl TrafficSource for Elements {
         };
         let read = traffic.of(ports);
         if let Err(error) = read.outcome {
-            tracing::debug!("the traffic of some Services is not known: {error}");
+            tracing::debug!("cannot read the traffic of some Services: {error}");
             *open = None;
         }
         let of_port = |endpoints: HashMap<SocketAddr, nftables::EndpointTraffic>| {

@@ -97,11 +97,11 @@ impl Call<'_> {
     pub(super) fn not_tried(&self) -> Option<String> {
         let preferences = self.port.preferences.as_deref();
         if self.port.is_of(Protocol::Sctp) {
-            return Some("SCTP is not tried".to_owned());
+            return Some("SCTP is not tested".to_owned());
         }
         let header = preferences.is_some_and(|asked| asked.proxy_protocol.is_some());
         if header && self.mode == ModeName::Userspace && self.port.is_of(Protocol::Tcp) {
-            return Some("the servers here do not read the header of proxy-protocol".to_owned());
+            return Some("the test servers do not read the header of proxy-protocol".to_owned());
         }
         match preferences.and_then(|asked| asked.forwarding) {
             Some(way @ (Forwarding::Dr | Forwarding::Tunnel)) if self.mode == ModeName::Ipvs => {

@@ -62,7 +62,7 @@ pub async fn trace(asked: &Trace) -> ExitCode {
     // Before anything is changed on the node: a signal to end waits until the change is undone.
     let mut ends = match Ends::listen() {
         Ok(ends) => ends,
-        Err(error) => return unable(&format!("cannot listen to signals: {error}")),
+        Err(error) => return unable(&format!("cannot listen for signals: {error}")),
     };
     let target = match target(asked).await {
         Ok(target) => target,
@@ -78,7 +78,7 @@ pub async fn trace(asked: &Trace) -> ExitCode {
         // The reader has seen enough.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
-            let _ = writeln!(io::stderr(), "error: cannot trace on: {error}");
+            let _ = writeln!(io::stderr(), "error: cannot continue tracing: {error}");
             ExitCode::FAILURE
         }
     }
@@ -99,7 +99,7 @@ async fn target(asked: &Trace) -> Result<TraceTarget, String> {
             .map(|(to, protocol)| format!("{to}/{protocol}"));
         let all: Vec<_> = all.collect();
         return Err(format!(
-            "the Service has a cluster IP of each IP family: follow one of them, {}",
+            "the Service has a cluster IP of each IP family: name one of them, {}",
             all.join(" or ")
         ));
     };
@@ -150,8 +150,8 @@ impl Tracing<'_> {
                     return Err(privileges(&error));
                 }
                 unseen.push(format!(
-                    "rules of nf_tables, which this kernel cannot trace (it takes nf_tables with tables \
-                     that have an owner, Linux 5.12): {error}"
+                    "rules of nf_tables, which this kernel cannot trace (this needs nf_tables with \
+                     table owners, Linux 5.12): {error}"
                 ));
                 None
             }
@@ -398,7 +398,7 @@ fn legacy_tables(family: Family) -> Vec<String> {
 }
 
 fn privileges(error: &netlink::Error) -> String {
-    format!("{error}: tracing takes root, or CAP_NET_ADMIN in the node's network namespace")
+    format!("{error}: tracing needs root, or CAP_NET_ADMIN in the node's network namespace")
 }
 
 /// Returns the name of the interface with that index.

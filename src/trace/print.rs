@@ -48,7 +48,7 @@ fn text(report: &Report) -> String {
         Report::Start(start) => self::start(start),
         Report::Connection(connection) => self::connection(connection),
         Report::Change(change) if change.ended => {
-            format!("{} is known to conntrack no more", change.client)
+            format!("{} is no longer known to conntrack", change.client)
         }
         Report::Change(change) => format!("{} is {}", change.client, change.state),
         Report::Dialed(dialed) => self::dialed(dialed),
@@ -58,10 +58,7 @@ fn text(report: &Report) -> String {
 
 fn dialed(dialed: &Dialed) -> String {
     let endpoint = &dialed.endpoint;
-    let from = dialed
-        .from
-        .as_deref()
-        .unwrap_or("an address that is not known");
+    let from = dialed.from.as_deref().unwrap_or("an unknown address");
     let Some(client) = &dialed.client else {
         return format!("Tripod connects to {endpoint} from {from}");
     };
@@ -70,7 +67,7 @@ fn dialed(dialed: &Dialed) -> String {
         None => format!(
             "from {client} to {to}: relayed to {endpoint} by Tripod's own connection from {from}"
         ),
-        Some(error) => format!("from {client} to {to}: {endpoint} did not take it: {error}"),
+        Some(error) => format!("from {client} to {to}: {endpoint} did not accept it: {error}"),
     }
 }
 
@@ -96,7 +93,7 @@ fn start(start: &Start) -> String {
 
 fn connection(connection: &Connection) -> String {
     let input = match &connection.input {
-        Some(link) => format!(" came by {link}"),
+        Some(link) => format!(" came in through {link}"),
         None => String::new(),
     };
     let mut lines = vec![format!("{}{input}", connection.client)];
@@ -116,17 +113,20 @@ fn sentence(connection: &Connection) -> String {
     match connection.outcome {
         Outcome::Forwarded => format!("it is sent to {endpoint}"),
         Outcome::ForwardedAsBefore => {
-            format!("it is sent to {endpoint}, as conntrack had it before: no rule chose")
+            format!(
+                "it is sent to {endpoint} by an existing entry of conntrack: no rule chose the \
+                 endpoint"
+            )
         }
-        Outcome::Relayed => "a socket of Tripod has it".to_owned(),
+        Outcome::Relayed => "a socket of Tripod received it".to_owned(),
         Outcome::Unanswered => {
-            "it came to where Tripod relays, and nothing has answered it yet".to_owned()
+            "it reached an address where Tripod relays, and nothing has answered it yet".to_owned()
         }
-        Outcome::NotTranslated => "it goes on to its destination, untranslated".to_owned(),
+        Outcome::NotTranslated => "it continues to its destination, untranslated".to_owned(),
         Outcome::Refused => format!("it is refused, by {by}"),
         Outcome::Dropped => format!("it is dropped, by {by}"),
         Outcome::Unknown => {
-            "what became of it is not known: neither a rule nor conntrack says".to_owned()
+            "its outcome is unknown: neither a rule nor conntrack shows it".to_owned()
         }
     }
 }
@@ -162,10 +162,10 @@ fn summary(summary: &Summary) -> String {
     let failed = summary.failed.iter();
     lines.extend(failed.map(|one| {
         let Counted { what, connections } = one;
-        format!("{what} did not take a client {connections} times")
+        format!("{what} did not accept a connection {connections} times")
     }));
     if summary.lost {
-        lines.push("some are missing: they came faster than they were read".to_owned());
+        lines.push("some are missing: they arrived faster than they could be read".to_owned());
     }
     lines.join("\n")
 }
@@ -191,9 +191,8 @@ mod tests {
             by: None,
             state: Some("SYN_SENT".to_owned()),
         });
-        let expected = "10.244.0.9:40122 came by cni0\n  \
-                        rule @services of chain services of table tripod: goto slots-4\n  \
-                        it is sent to 10.244.0.11:8080 (SYN_SENT)";
+        let expected = "10.244.0.9:40122 came in through cni0\n  rule @services of chain services \
+                        of table tripod: goto slots-4\n  it is sent to 10.244.0.11:8080 (SYN_SENT)";
         assert_eq!(text(&report), expected);
         let written = |output| formatted(&report, output).expect("it can be written");
         assert_eq!(written(Output::Wide), expected);
@@ -229,7 +228,8 @@ mod tests {
             ),
             (
                 dialed(client, Some("refused")),
-                "from 10.244.0.9:40122 to 10.96.0.1:80: 10.244.0.11:8080 did not take it: refused",
+                "from 10.244.0.9:40122 to 10.96.0.1:80: 10.244.0.11:8080 did not accept it: \
+                 refused",
             ),
         ] {
             assert_eq!(found, expected);

@@ -55,8 +55,8 @@ pub(super) async fn asker(
         Ok(asker) => (Some(asker), None),
         Err(why) => {
             let unseen = format!(
-                "which endpoint Tripod takes for which client; connections that it makes to \
-                 endpoints are shown as they come: {why}"
+                "which endpoint Tripod chooses for each client; its connections to endpoints are \
+                 shown separately: {why}"
             );
             (None, Some(unseen))
         }

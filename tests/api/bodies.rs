@@ -24,7 +24,7 @@ const LISTS: [(&str, &str); 2] = [
     ),
     (
         r#"{"metadata":{"continue":""#,
-        "a list has over 1 MiB besides its objects",
+        "a list has over 1 MiB in addition to its objects",
     ),
 ];
 

@@ -244,7 +244,7 @@ fn what_follows_from_objects_is_not_answered_before_they_are_known() {
         let tcp = TcpServer::open(shop(), "unknown", &Authority::new(), false).await;
         tcp.server.down();
         let _tripod = tripod(&tcp, &[]);
-        let no_sync = "no sync yet: what an earlier process left in the kernel stays";
+        let no_sync = "no sync yet: only what an earlier process left in the kernel is served";
         let known = "serving        not known yet";
         let waits = "Services cannot be read: ";
         comes_to_say(
@@ -299,7 +299,7 @@ fn a_server_that_is_away_makes_the_proxy_unhealthy_and_says_since_when() {
             1,
             &[
                 "is not healthy",
-                "Services cannot be followed, the last known state stays in force: ",
+                "Services cannot be followed, the last known state stays applied: ",
                 "Services: known; not followed, since ",
                 "EndpointSlices: known; not followed, since ",
             ],
@@ -349,7 +349,10 @@ fn a_kubeconfig_that_comes_to_name_a_program_is_used_by_the_next_process() {
         tcp.server.end_watches();
         let ended = confined.ended_within(SOON);
         assert!(!ended.success(), "{}", confined.log());
-        confined.logs(&["the kubeconfig names a program", "to be started again"]);
+        confined.logs(&[
+            "the kubeconfig now names a credential plugin",
+            "so that the next process can run it",
+        ]);
         tcp.server.script().token = Some("given".to_owned());
         let next = start();
         eventually("the next one serves", SOON, || {

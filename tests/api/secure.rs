@@ -265,7 +265,10 @@ fn without_the_api_server_only_those_whom_it_let_may_read() {
         for (token, path) in [("t2", "/metrics"), ("t4", "/metrics"), ("t1", "/v1/status")] {
             let got = get(&anyone, path, token).await.expect("an answer");
             assert_eq!(got.status, 503, "{token} {path}: {got:?}");
-            assert!(got.body.contains("the API server answers no"), "{got:?}");
+            assert!(
+                got.body.contains("the API server did not answer a"),
+                "{got:?}"
+            );
         }
         let got = get(&anyone, "/metrics", "t1").await.expect("an answer");
         assert_eq!(got.status, 200, "{got:?}");
@@ -334,7 +337,7 @@ fn it_takes_an_api_server_and_both_files() {
     let text = run(&[secure, "--manifests=/nowhere"]);
     assert!(text.contains("asks the API server"), "{text}");
     let text = run(&[secure, "--tls-cert-file=/nowhere"]);
-    assert!(text.contains("takes --tls-private-key-file"), "{text}");
+    assert!(text.contains("also needs --tls-private-key-file"), "{text}");
     let text = run(&["--metrics-secure-bind-address=127.0.0.1"]);
     assert!(text.contains("IP address, with a port"), "{text}");
 }

@@ -251,7 +251,7 @@ fn the_socket_is_roots_and_replaced_when_its_process_has_ended() {
                 _ => Err(format!("{printed:?}")),
             }
         });
-        second.logs_once(&["answering at", SOCKET]);
+        second.logs_once(&["answering queries at", SOCKET]);
         drop(second);
         assert!(
             fs::metadata(SOCKET).is_ok(),

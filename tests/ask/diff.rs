@@ -345,7 +345,7 @@ fn nothing_is_asked_of_a_mode_in_its_first_sync() {
             let begun = Instant::now();
             let printed = tripod(&lab.node, arguments);
             assert_eq!(printed.status, Some(2), "{printed:?}");
-            let why = "error: the first sync is not complete: IPv4 is under way for ";
+            let why = "error: the first sync is not complete: IPv4 has been in progress for ";
             assert!(printed.error.starts_with(why), "{printed:?}");
             assert!(begun.elapsed() < Duration::from_secs(5), "{arguments:?}");
         }

@@ -31,11 +31,11 @@ fn a_packet_is_followed_to_its_endpoints() {
             "2 endpoints take connections",
             "It is sent to one of:\n",
             "50.0 %",
-            "for default/web:tcp there is to be:\n  present  ",
+            "desired state of default/web:tcp:\n  present  ",
         ] {
             assert!(printed.text.contains(words), "no {words:?} in {printed:?}");
         }
-        for absent in ["missing", "not sent to", "not as it is to be", "\x1b["] {
+        for absent in ["missing", "not sent to", "other differences", "\x1b["] {
             assert!(!printed.text.contains(absent), "{absent:?} in {printed:?}");
         }
         let answer = explained(lab, &["--to", &to]);
@@ -208,7 +208,7 @@ fn a_connection_is_followed(mode: &str) {
             });
             let printed = tripod(&lab.node, &["explain", "--to", to]).text;
             for words in [
-                "connections to it that conntrack holds, 1, 1 of them stale:",
+                "connections to it in conntrack, 1, 1 of them stale:",
                 "stale: no such",
             ] {
                 assert!(printed.contains(words), "no {words:?} in {printed}");
@@ -333,7 +333,7 @@ fn a_service_stands_for_its_cluster_ips() {
         assert_eq!(both.status, Some(2), "{both:?}");
         assert!(
             both.error
-                .contains(&format!("follow one of them, {v4}/tcp or {v6}/tcp")),
+                .contains(&format!("name one of them, {v4}/tcp or {v6}/tcp")),
             "{both:?}"
         );
         let one = trace(&["--from=10.244.0.11"]);

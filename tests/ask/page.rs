@@ -111,7 +111,7 @@ fn tells_of_syncs(browser: &Browser<'_>) {
     );
     let shown = shown.as_str().unwrap_or_default();
     for words in [
-        "none yet; one is under way, begun ",
+        "none yet; one is in progress, begun ",
         " ago; 3 of 7 rules are done; its Services are not served: no address; overdue",
     ] {
         assert!(shown.contains(words), "{words:?} is not in {shown}");
@@ -127,7 +127,7 @@ fn explains_empty_plots(browser: &Browser<'_>) {
     );
     let shown = shown.as_str().unwrap_or_default();
     for words in [
-        "No sync has ended yet",
+        "No sync has completed yet",
         "No change has been measured since Tripod started",
     ] {
         assert!(shown.contains(words), "{words:?} is not in {shown}");

@@ -33,7 +33,7 @@ fn a_node_that_falls_back_to_userspace_mode_warns_of_network_policies() {
         let mut lab = Lab::new(Capture::Local);
         let web = Service::new("web", 1);
         lab.add_backends(&["a"]).publish(&web, &["a"]);
-        let words = "NetworkPolicies do not hold for calls through Services on this node";
+        let words = "NetworkPolicies are not enforced for calls through Services on this node";
         let says = |mode: &str, without: &[&str], times: usize| {
             let flags = [without, &["--userspace-drain-timeout=1s"]].concat();
             let mut running = started_in_with(&lab, mode, &flags);
@@ -160,7 +160,7 @@ fn what_is_not_in_force_has_its_reason() {
         assert_eq!(printed.status, Some(1), "{printed:?}");
         for words in [
             "is not healthy",
-            "8 things are not in force as asked",
+            "8 things are not applied",
             "failing        default/late:tcp TCP IPv4: ",
             "unsupported    default/late tripod.proxy/forwarding: ",
             "conflicts      default/odd:tcp TCP: external IP 198.51.100.1:80 ",
@@ -168,10 +168,7 @@ fn what_is_not_in_force_has_its_reason() {
             assert!(printed.text.contains(words), "no {words:?} in {printed:?}");
         }
         let of_service = tripod(&lab.node, &["services", "default/late"]);
-        assert!(
-            of_service.text.contains("not in force as asked: "),
-            "{of_service:?}"
-        );
+        assert!(of_service.text.contains("not applied: "), "{of_service:?}");
 
         programs.break_with(ProgramFault::RestoreFails);
         lab.withdraw(&first);
@@ -222,7 +219,7 @@ fn a_node_object_that_is_missing_makes_it_unhealthy_where_something_depends_on_i
         running.logs_once(&[missing]);
         node("node");
         comes_to_exit(&lab, 0);
-        running.logs(&["this node's Node object node has all that is needed now"]);
+        running.logs(&["this node's Node object node now has everything that is needed"]);
     });
 }
 

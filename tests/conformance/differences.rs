@@ -64,8 +64,8 @@ impl Why {
                 "Userspace mode opens a connection of its own: endpoints see the node's address."
             }
             Why::NoSctpInUserspace => {
-                "Userspace mode cannot splice SCTP associations: nothing listens, the node \
-                 refuses."
+                "Userspace mode cannot relay SCTP associations: nothing listens, so the node \
+                 refuses them."
             }
             Why::NobodyHereIsRefused => {
                 "With `internalTrafficPolicy: Local` and no endpoint on the node, kube-proxy's \

@@ -207,7 +207,7 @@ impl<'a> Bench<'a> {
             Fault::FullSet => {
                 self.cluster.publish(self.lab, greedy, &["a"]);
                 eventually("the full set is named", LATER, || {
-                    match self.tripod.logged(&["not in force", "SOURCE-CIDR"]) {
+                    match self.tripod.logged(&["not applied", "SOURCE-CIDR"]) {
                         0 => Err("it is not".to_owned()),
                         _ => Ok(()),
                     }

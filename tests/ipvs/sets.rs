@@ -51,7 +51,7 @@ fn a_set_grows_with_what_it_must_hold() {
         }
         assert_eq!(ask(&lab.node, at(CLUSTER_IP.into())).expect("one"), "a");
         assert!(!lab.node.show("ipset list -n").contains(TEMPORARY));
-        assert_eq!(tripod.logged(&["not in force"]), 0, "{}", tripod.log());
+        assert_eq!(tripod.logged(&["not applied"]), 0, "{}", tripod.log());
         assert_eq!(tripod.logged(&["repaired"]), 0, "{}", tripod.log());
     });
 }
@@ -89,7 +89,7 @@ fn what_does_not_fit_costs_only_its_address() {
         let named = tripod.log();
         let named: Vec<&str> = named
             .lines()
-            .filter(|l| l.contains("not in force"))
+            .filter(|l| l.contains("not applied"))
             .collect();
         let [line] = &named[..] else {
             panic!("{named:#?}");

@@ -127,7 +127,7 @@ fn weights_choose_the_scheduler_and_connections_go_on() {
         };
         let at = web([1, 1]);
         let tripod = node::start(&lab, &["--ipvs-tcp-timeout=8760h"]);
-        tripod.logs_once(&["ipvs.tcpTimeout", "31536000 s is not in force"]);
+        tripod.logs_once(&["ipvs.tcpTimeout", "31536000 s is not applied"]);
         let mut open = tcp(&lab.outside, at).expect("a connection");
         let name = say(&mut open, "name").expect("an answer");
         for (weights, scheduler, from_a) in [([3, 1], "wrr", 12), ([1, 1], "rr", 8)] {

@@ -133,7 +133,7 @@ impl Tripod {
             .args(["--conntrack-max-per-core=0", "--v=4"])
             .args(flags);
         let tripod = Tripod::spawn(command);
-        eventually(&format!("{mode} is in force"), READY, || {
+        eventually(&format!("{mode} is applied"), READY, || {
             match tripod.logged(&["synced", mode]) {
                 0 => Err(tripod.log()),
                 _ => Ok(()),

@@ -221,7 +221,7 @@ const ALWAYS: [&str; 17] = [
     "internalTrafficPolicy Local",
     "session affinity",
     "no endpoints",
-    "an endpoint that left is called no more",
+    "a removed endpoint is not called any more",
     "connections outlive a change",
     "cluster IP, client address",
     "external IP",

@@ -174,6 +174,6 @@ fn a_signal_ends_the_first_process_of_a_container_while_it_starts() {
         let first = children.trim().parse().expect("one child");
         kill(Pid::from_raw(first), Signal::SIGTERM).expect("it runs");
         assert!(tripod.ended().success(), "{}", tripod.log());
-        assert_eq!(tripod.logged(&["in force"]), 0, "{}", tripod.log());
+        assert_eq!(tripod.logged(&["are applied"]), 0, "{}", tripod.log());
     });
 }

@@ -213,8 +213,7 @@ fn who_may_start_no_programs_ends_to_remove_the_rules_of_a_successor_that_ended(
         });
         second.kill();
         assert!(!first.ended_within(SOON).success());
-        let reason =
-            "which iptables has to remove, and this process has given up starting programs";
+        let reason = "which iptables has to remove, but this process can no longer start programs";
         eventually("it says why", SOON, || match first.logged(&[reason]) {
             0 => Err(first.log()),
             _ => Ok(()),

@@ -151,8 +151,8 @@ fn serves_both(case: &Case) {
     lab.publish(&good, &["b"]);
     reaches(&lab, &good, "b", "it changes while they come", OTHER);
     took("another Service is changed meanwhile", begun);
-    in_force(&lab, "all are in force", endpoints);
-    took("all are in force", begun);
+    in_force(&lab, "all are applied", endpoints);
+    took("all are applied", begun);
     changes_beside(&lab, &good, "a", took);
 
     let begun = Instant::now();
@@ -166,7 +166,7 @@ fn serves_both(case: &Case) {
     let mut tripod = start(&lab, mode);
     reaches(&lab, &good, "a", "after a restart", SOON);
     took("after a restart", begun);
-    in_force(&lab, "all are in force again", endpoints - 1);
+    in_force(&lab, "all are applied again", endpoints - 1);
 
     let begun = Instant::now();
     lab.remove(FILE);

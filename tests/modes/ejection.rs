@@ -316,7 +316,7 @@ fn a_kernel_that_says_nothing_of_connections_is_named_until_it_does() {
         lab.publish(web, &["a"]);
         tripod.logs_once(&[
             "INFO",
-            "no longer so: Service default/web: tripod.proxy/eject is not supported here",
+            "resolved: Service default/web: tripod.proxy/eject is not supported here",
         ]);
     });
 }

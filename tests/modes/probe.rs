@@ -103,7 +103,7 @@ fn what_is_left_out_is_missing_in_every_view() {
         let routes = lacks.find(|lack| lack["name"] == "local-routes");
         assert_eq!(routes.is_some(), kernel() == "bare", "{probed:#}");
         if let Some(lack) = routes {
-            assert_eq!(lack["why"], "left out by --without");
+            assert_eq!(lack["why"], "excluded by --without");
         }
 
         let folder = concat!(
@@ -129,7 +129,7 @@ fn what_is_left_out_is_missing_in_every_view() {
             assert!(without.contains("KUBE-SERVICES") && !without.contains("-m comment"));
             let (nothing, why, status) = render(mode, "mark");
             assert_eq!((&*nothing, status), ("", Some(1)), "{why}");
-            let words = format!("no {mode} mode here, for lack of IPv4 -m mark, -j MARK (left out");
+            let words = format!("no {mode} mode here, for lack of IPv4 -m mark, -j MARK (excluded");
             assert!(why.contains(&words), "{why}");
         }
         for job in [&["probe"][..], &["render", "--manifests=/run/objects"], &[]] {

@@ -85,7 +85,7 @@ fn one_sctp_service_is_named_and_the_others_are_served() {
             asked.map(drop).map_err(|error| error.to_string())
         });
         assert_eq!(
-            tripod.logged(&["WARN", "goes without IPv4 -m sctp", "modprobe xt_sctp"]),
+            tripod.logged(&["WARN", "runs without IPv4 -m sctp", "modprobe xt_sctp"]),
             1
         );
         let named = [

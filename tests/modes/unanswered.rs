@@ -62,7 +62,7 @@ fn no_worse_mode_is_chosen_and_nothing_is_removed_for_a_shortage() {
         let probed = command(&node, &["probe"]).output().expect("running tripod");
         let table = String::from_utf8_lossy(&probed.stdout).into_owned();
         for words in [
-            "iptables   may run, or not: try again",
+            "iptables   not known whether it can run: try again",
             "    unknown: IPv4 nat (iptables-restore: iptables-restore: Cannot allocate memory)",
         ] {
             assert!(table.contains(words), "no {words:?} in:\n{table}");
@@ -90,7 +90,7 @@ fn no_worse_mode_is_chosen_and_nothing_is_removed_for_a_shortage() {
         // process lives.
         for (arguments, status, words) in [
             (&["--probe=liveness"][..], 0, ""),
-            (&["--probe=readiness"], 1, "nothing of IPv4 is in force yet"),
+            (&["--probe=readiness"], 1, "nothing of IPv4 is applied yet"),
             (&[], 2, "this process is starting"),
         ] {
             let asked = command(&node, &[&["status"], arguments].concat()).output();

@@ -20,13 +20,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         EXECUTE,
         "            self.run(groups, Phase::Close).await?;",
         "            let _ = groups;",
-        "rules that keep out are left out",
+        "rules that exclude callers are omitted",
     ),
     noticed(
         EXECUTE,
         "            if self.is_guarded(&comes) {",
         "            if comes.owner.is_some() {",
-        "traffic is led on although what guards it was refused",
+        "traffic is forwarded although the rules that guard it were refused",
     ),
     noticed(
         EXECUTE,
@@ -44,7 +44,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         TRANSACTION,
         "    pub const ALL: [Phase; 3] = [Phase::Close, Phase::Translate, Phase::Open];",
         "    pub const ALL: [Phase; 3] = [Phase::Translate, Phase::Close, Phase::Open];",
-        "traffic is led on before the rules come that keep some out",
+        "traffic is forwarded before the rules that exclude callers are written",
     ),
     noticed(
         DIFF,
@@ -84,15 +84,15 @@ pub(super) const MUTANTS: &[Mutant] = &[
             STATE,
             "        self.flows.came_in_force(came_in_force, map);",
             "        drop(came_in_force);",
-            "UDP clients that called while a Service was refused are led past it",
+            "UDP clients that called while a Service was refused bypass it",
         ),
-        "no: it comes in force by a sync that reads, which looks for such flows in any case",
+        "no: it is applied by a sync that reads the kernel, which looks for such flows in any case",
     ),
     noticed(
         FAMILY,
         "                Some(owner) => self.state.fail(owner, error.to_string()),",
         "                Some(_) => {}",
-        "a Service that is refused counts as in force",
+        "a Service that is refused counts as applied",
     ),
     noticed(
         FAMILY,

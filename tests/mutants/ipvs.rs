@@ -35,7 +35,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         EXECUTE,
         "        self.report_unguarded();",
         "",
-        "a Service counts as in force whose source ranges are not",
+        "a Service counts as applied although its source ranges are not",
     ),
     noticed(
         EXECUTE,
@@ -104,7 +104,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         STATE,
         "        self.flows.came_in_force(came_in_force, map);",
         "        drop(came_in_force);",
-        "UDP clients that called while a Service was not in force are led past it",
+        "UDP clients that called while a Service was not applied bypass it",
     ),
     noticed(
         FAMILY,

@@ -19,7 +19,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         DIFF,
         "        batch.add(added, sets);\n        for name in &gone {",
         "        for name in &gone {",
-        "what is added is left out",
+        "added elements are omitted",
     ),
     noticed(
         DIFF,
@@ -55,7 +55,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         DIFF,
         "            batch.transaction.delete_table().add_table();",
         "",
-        "a table is written anew without the old one being deleted",
+        "a table is written again without the old one being deleted",
     ),
     noticed(
         SERVICE,
@@ -70,7 +70,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
             "",
             "clients are forgotten whose endpoints stay",
         ),
-        "no: they are taken out once more when the change is in force",
+        "no: they are removed once more when the change is applied",
     ),
     noticed(
         FAMILY,
@@ -82,13 +82,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         OBSERVE,
         "            elements.retain(|client| routes.contain(map, client));",
         "            elements.retain(|_| true);",
-        "a table that is written anew preserves clients of endpoints that are gone",
+        "a table that is written again preserves clients of removed endpoints",
     ),
     noticed(
         FAMILY,
         "            let mut clients = observed.clients;",
         "            let mut clients = observed.clients;\n            clients.clear();",
-        "a table that is written anew preserves no clients",
+        "a table that is written again preserves no clients",
     ),
     noticed(
         FAMILY,
@@ -106,13 +106,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         FAMILY,
         "                Err(NotInForce::Changed(error) | NotInForce::Unknown(error)) => {\n                    return Err(error.into());\n                }",
         "                Err(NotInForce::Changed(_) | NotInForce::Unknown(_)) => {\n                    batch.change.commit(&mut applied);\n                    break;\n                }",
-        "what is not known to be in force counts as applied",
+        "what is not known to be applied counts as applied",
     ),
     noticed(
         STATE,
         "        self.flows.came_in_force(came_in_force, map);",
         "        drop(came_in_force);",
-        "UDP clients that called while a Service was refused are led past it",
+        "UDP clients that called while a Service was refused bypass it",
     ),
     noticed(
         FAMILY,
@@ -220,7 +220,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "src/runner/health.rs",
         "        *waiting = Some(waiting.unwrap_or_else(Instant::now));",
         "        *waiting = None;",
-        "health does not say that nothing comes in force",
+        "health does not report that nothing is applied",
     ),
     noticed(
         "src/backoff.rs",

@@ -231,7 +231,7 @@ fn a_port_that_another_program_has_is_the_trouble_of_its_service() {
         assert!(tripod.metric(&lab.node, failures) >= Some(1.0));
         drop(other);
         comes_to_reach(lab, "the port that got free", v4, &["a", "b", "c"]);
-        tripod.logs_once(&["default/taken:tcp", "in force again"]);
+        tripod.logs_once(&["default/taken:tcp", "applied again"]);
     });
 }
 

@@ -151,7 +151,7 @@ fn the_table_has_a_line_for_each_check() {
             "node node-2",
             "CHECK SERVICEPORT TO FROM PROMISED SEEN",
             "ok cluster IP shop/local 10.96.0.13:80 TCP a pod 10.1.0.2:8080 10.1.0.2:8080",
-            "skipped cluster IP shop/sctp 10.96.0.15:80 SCTP a pod - SCTP is not tried",
+            "skipped cluster IP shop/sctp 10.96.0.15:80 SCTP a pod - SCTP is not tested",
             "36 passed, 0 failed, 2 skipped",
         ] {
             let found = lines.iter().any(|line| line == expected);

@@ -137,13 +137,10 @@ fn more_services_than_descriptors_leave_some_to_connections(lab: &mut Lab) {
     // Logged after what is not in force.
     tripod.logs_once(&["INFO serving"]);
     // TCP and UDP, IPv4 and IPv6; the log has one line for each family.
-    assert!((1..=2).contains(&tripod.logged(&["not in force as asked"])));
+    assert!((1..=2).contains(&tripod.logged(&["not applied"])));
     let failed = tripod.metric(&lab.node, "tripod_service_ports_failed");
     let in_force = 4 * services.len() - failed.expect("a gauge") as usize;
-    assert!(
-        (LIMIT / 2..LIMIT).contains(&in_force),
-        "{in_force} in force"
-    );
+    assert!((LIMIT / 2..LIMIT).contains(&in_force), "{in_force} applied");
 
     let patience = Duration::from_secs(10);
     let is_served = |to: &SocketAddr| ask_within(&lab.client, *to, patience).is_ok();
@@ -156,10 +153,7 @@ fn more_services_than_descriptors_leave_some_to_connections(lab: &mut Lab) {
     });
     figure(
         "Services beyond the descriptors",
-        format!(
-            "{in_force} of {} in force, {tcp} by TCP",
-            4 * services.len()
-        ),
+        format!("{in_force} of {} applied, {tcp} by TCP", 4 * services.len()),
     );
     assert!((1..=in_force).contains(&tcp), "{tcp} of {in_force}");
 }
@@ -186,7 +180,7 @@ fn a_service_of_thousands_of_ports_leaves_others_theirs(lab: &mut Lab) {
     let start = |services: &[Service]| {
         let tripod = Tripod::start_with_descriptors(lab, LIMIT, &[]);
         tripod.logs_once(&["INFO serving"]);
-        tripod.logs_once(&["aaa/huge", "more ServicePorts are not in force", "ulimit"]);
+        tripod.logs_once(&["aaa/huge", "more ServicePorts are not applied", "ulimit"]);
         assert_eq!(tripod.logged(&["ERROR"]), 1);
         are_served(services);
         tripod
@@ -216,7 +210,7 @@ fn sockets_of_a_killed_process_count_once(lab: &mut Lab) {
         let tripod = Tripod::start_with_descriptors(lab, LIMIT, &["--userspace-workers=2"]);
         // Logged after what is not in force.
         tripod.logs_once(&["INFO serving"]);
-        assert_eq!(tripod.logged(&["not in force as asked"]), 0);
+        assert_eq!(tripod.logged(&["not applied"]), 0);
         eventually("the holder has all sockets", SOON, || {
             match holder.descriptors() - before {
                 // TCP and UDP, IPv4 and IPv6, and the connection.

@@ -32,7 +32,7 @@ fn it_ends_with_its_last_connection(lab: &mut Lab) {
     let open = Open::to(lab, &web.cluster());
     tripod.ask_to_end();
     eventually("it waits", SOON, || {
-        match tripod.logged(&["ending when connections have"]) {
+        match tripod.logged(&["ending when all connections have ended"]) {
             0 => Err(tripod.log()),
             _ => Ok(()),
         }

@@ -105,7 +105,7 @@ fn a_flood_of_connections_leaves_room_to_other_clients(lab: &mut Lab) {
     }
     let paused = tripod.metric(&lab.node, "tripod_userspace_accept_paused_total");
     assert_eq!(paused, Some(0.0), "times that the Service waited");
-    tripod.logs_once(&["this client has as many connections", "default/web"]);
+    tripod.logs_once(&["this client reached its connection limit", "default/web"]);
 }
 
 /// The flows are never idle, so that none of them ends to make room.
@@ -173,7 +173,7 @@ fn a_service_has_as_many_as_it_may(lab: &mut Lab) {
     assert!(remark(lab, "default/web").contains(" times, as its Service had as many"));
     assert_eq!(remark(lab, "default/beside"), "");
     ask(&lab.client, beside.cluster()[0]).expect("an answer of another Service");
-    tripod.logs_once(&["the Service has as many connections", "default/web"]);
+    tripod.logs_once(&["the Service reached its connection limit", "default/web"]);
 
     open.pop();
     let patience = Some(Duration::from_secs(10));
@@ -213,7 +213,7 @@ fn a_client_has_as_many_as_it_may(lab: &mut Lab) {
                 .map_err(|e| e.to_string())
         });
     }
-    tripod.logs_once(&["this client has as many connections", "default/web"]);
+    tripod.logs_once(&["this client reached its connection limit", "default/web"]);
     // Of both families, TCP and UDP.
     let all = tripod.metric(&lab.node, CLIENT_LIMITED);
     assert_eq!(Some(limited(lab, "web", "client")), all);

@@ -158,7 +158,7 @@ fn files_are_read_regularly_where_inotify_is_used_up(lab: &mut Lab) {
         lab.write("broken.yaml", "kind: [");
         comes(&tripod, "broken.yaml");
         fs::write(file, format!("{text}oomScoreAdj: -998\n")).expect("a change");
-        comes(&tripod, "was changed");
+        comes(&tripod, "has changed: ending");
         assert!(!tripod.ended().success());
         fs::remove_file(manifests.join("broken.yaml")).expect("it is there");
     }

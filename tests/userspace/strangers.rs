@@ -63,9 +63,9 @@ fn names_that_look_like_predecessors_delay_no_start(lab: &mut Lab) {
     let begun = Instant::now();
     let new = start(lab, 1, QUICK);
     assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
-    assert_eq!(new.logged(&["waiting until the process before"]), 0);
+    assert_eq!(new.logged(&["waiting until the predecessor"]), 0);
     assert_eq!(new.logged(&["another mount namespace"]), 0, "{}", new.log());
-    new.logs_once(&["taking over from a process", "processes=1"]);
+    new.logs_once(&["taking over from a running process", "processes=1"]);
     assert!(old.terminate().success());
     for to in web.cluster() {
         reaches("the new one", &["a", "b", "c"], || ask(&lab.client, to));
@@ -97,7 +97,7 @@ fn processes_of_other_network_namespaces_are_left_alone(lab: &mut Lab) {
             _ => Ok(()),
         }
     });
-    assert_eq!(theirs.logged(&["taking over from a process"]), 0);
+    assert_eq!(theirs.logged(&["taking over from a running process"]), 0);
     assert_eq!(ours.logged(&["another process takes over"]), 0);
     assert_eq!(theirs.logged(&["the holder has all sockets"]), 0);
     theirs.logs_once(&["holds no sockets", "network namespace"]);
@@ -221,7 +221,7 @@ fn a_taken_address_is_reported_and_served_when_it_is_free(lab: &mut Lab) {
     };
     let (healthy, text) = status();
     assert!(!healthy && text.contains(&user), "{text}");
-    tripod.logs(&["not in force", &to.to_string(), &user]);
+    tripod.logs(&["not applied", &to.to_string(), &user]);
     assert!(ask_within(&lab.client, to, SHORT).is_err());
     taken.has_got_nothing();
     drop(taken);

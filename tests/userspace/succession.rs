@@ -474,9 +474,11 @@ fn a_changed_configuration_file_lets_connections_end(lab: &mut Lab) {
     });
     let mut open = Open::to(lab, &web.cluster());
     fs::write(file, text("oomScoreAdj: -998\n")).expect("a change");
-    eventually("it knows", SOON, || match tripod.logged(&["was changed"]) {
-        0 => Err(tripod.log()),
-        _ => Ok(()),
+    eventually("it knows", SOON, || {
+        match tripod.logged(&["has changed: ending"]) {
+            0 => Err(tripod.log()),
+            _ => Ok(()),
+        }
     });
     lab.publish(&web, &["b"]);
     for to in web.cluster() {

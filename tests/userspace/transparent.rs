@@ -26,7 +26,7 @@ fn transparent(lab: &Lab) -> Tripod {
     command.arg("--userspace-transparent");
     let tripod = Tripod::start_as(lab, command);
     for family in ["IPv4", "IPv6"] {
-        let message = [family, "endpoints see clients"];
+        let message = [family, "endpoints see the client's address"];
         tripod.logs_once(&message);
     }
     tripod

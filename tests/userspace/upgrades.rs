@@ -183,7 +183,7 @@ fn with_a_gap(lab: &mut Lab) {
         for _ in 1..=size.upgrades {
             let mut open = size.open(lab, &web);
             proxy.ask_to_end();
-            proxy.logs_once(&["ending when connections have"]);
+            proxy.logs_once(&["ending when all connections have ended"]);
             calls.more(size.pace);
             open.are_served("the old process was asked to end");
             drop(open);

@@ -258,7 +258,7 @@ fn find_family(socket: &mut Socket) -> Result<u16, Error> {
                     _ => Errno::ENOENT,
                 },
                 hint: Some(match loaded {
-                    Ok(()) => format!("module {MODULE} is loaded but gives no IPVS"),
+                    Ok(()) => format!("module {MODULE} is loaded but provides no IPVS"),
                     Err(why) => format!("kernel without IPVS: {why}"),
                 }),
             })
@@ -300,15 +300,15 @@ fn explained(error: Error, change: &Change) -> Error {
         (Errno::ENOENT, Change::EditReal(..)) => Some("there is no such real server".to_owned()),
         // The checks of `ip_vs_new_dest`.
         (Errno::EINVAL, Change::AddReal(..) | Change::EditReal(..)) => Some(
-            "its address is no host's (multicast, broadcast, another family), or no interface \
-             of this network namespace is up yet"
+            "its address is not that of a host (multicast, broadcast, another family), or no \
+             interface of this network namespace is up yet"
                 .to_owned(),
         ),
         (Errno::EPROTONOSUPPORT, _) => {
             Some("this kernel's IPVS was built without the protocol".to_owned())
         }
         (Errno::EAFNOSUPPORT, _) => Some("this kernel's IPVS was built without IPv6".to_owned()),
-        (Errno::EPERM, _) => Some("it takes CAP_NET_ADMIN".to_owned()),
+        (Errno::EPERM, _) => Some("it needs CAP_NET_ADMIN".to_owned()),
         _ => None,
     })
 }

@@ -17,11 +17,11 @@ use crate::{Protocol, Socket};
 pub enum NoScratch {
     /// None can be made here: it takes `CAP_SYS_ADMIN`, and a kernel that has
     /// them.
-    #[error("no network namespace can be made: {0}")]
+    #[error("cannot create a network namespace: {0}")]
     Impossible(Errno),
     /// None can be made now, for a passing reason, such as a lack of memory or
     /// of processes.
-    #[error("no network namespace for now: {0}")]
+    #[error("cannot create a network namespace at present: {0}")]
     ForNow(String),
 }
 
@@ -83,6 +83,6 @@ where
     };
     let (sender, receiver) = oneshot::channel();
     thread::Builder::new().spawn(move || sender.send(inside()))?;
-    let ended = |_| NoScratch::ForNow("what was tried came to no end".to_owned());
+    let ended = |_| NoScratch::ForNow("the test did not complete".to_owned());
     receiver.await.map_err(ended)?
 }

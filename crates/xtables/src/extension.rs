@@ -133,7 +133,7 @@ impl Extension {
             Extension::RandomFully => (
                 "-j MASQUERADE --random-fully",
                 "xt_MASQUERADE",
-                "a kernel of 3.13 or later, and iptables of 1.6.2 or later",
+                "Linux 3.13 or later, and iptables 1.6.2 or later",
             ),
             Extension::Redirect => (
                 "-j REDIRECT",

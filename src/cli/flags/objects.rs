@@ -16,32 +16,34 @@ pub(super) const OBJECTS: &[Flag] = &[
             },
             "",
         ),
-        "Folder of manifests (*.yaml, *.yml, *.json), or a single file, to serve Services, \
-         EndpointSlices and Nodes from, without any API server; changes are followed",
+        "Folder of manifests (*.yaml, *.yml, *.json), or a single file, from which to read \
+         Services, EndpointSlices and Nodes instead of an API server; changes are followed",
     )
-    .line("Folder or file of manifests to serve from, without an API server")
+    .line("Read objects from this folder or file instead of an API server")
     .common()
     .beside_file(),
     Flag::switch(
         "node-weights",
         |o| &mut o.own.node_weights,
-        "Honour the annotation tripod.proxy/weight on Nodes, too; the metadata of all Nodes is then \
-         followed, not this node alone, which loads the API server of a large cluster",
+        "Honour the annotation tripod.proxy/weight on Nodes as well. Tripod then follows the \
+         metadata of all Nodes instead of this one only, which loads the API server of a large \
+         cluster",
     )
     .beside_file(),
     Flag::text(
         "kubeconfig",
         "FILE",
         |o| &mut o.configuration.client_connection.kubeconfig,
-        "How to reach the API server and who we are; without it, the service account of the pod",
+        "Kubeconfig file with the address of the API server and the credentials. Without it: the \
+         service account of the pod",
     )
-    .line("How to reach the API server; without it, as the pod may")
+    .line("Kubeconfig file; without it, the service account of the pod")
     .common(),
     Flag::text(
         "master",
         "URL",
         |o| &mut o.master,
-        "Address of the API server; wins over the one in the kubeconfig",
+        "Address of the API server; overrides the one in the kubeconfig",
     )
     .beside_file(),
     Flag::new(
@@ -62,17 +64,17 @@ pub(super) const OBJECTS: &[Flag] = &[
         "kube-api-qps",
         "N",
         Field::Float(|o| &mut o.configuration.client_connection.qps),
-        "Requests a second to the API server",
+        "Maximum number of requests per second to the API server",
     ),
     Flag::int(
         "kube-api-burst",
         |o| &mut o.configuration.client_connection.burst,
-        "Requests at once to the API server",
+        "Maximum burst of requests to the API server",
     ),
     Flag::time(
         "config-sync-period",
         |o| &mut o.configuration.config_sync_period,
-        "How often everything is fetched from the API server again; greater than 0",
+        "How often all objects are fetched from the API server again; greater than 0",
     ),
 ];
 

@@ -23,7 +23,7 @@ pub(super) const OBSERVING: &[Flag] = &[
             },
             "0.0.0.0:10256",
         ),
-        "Where /healthz and /livez are served; an empty value has no effect",
+        "Address at which /healthz and /livez are served; an empty value has no effect",
     )
     .line("Address of /healthz and /livez")
     .common(),
@@ -38,7 +38,7 @@ pub(super) const OBSERVING: &[Flag] = &[
             },
             "127.0.0.1:10249",
         ),
-        "Where /metrics is served; empty: nowhere",
+        "Address at which /metrics is served; empty: nowhere",
     )
     .line("Address of /metrics")
     .common(),
@@ -53,70 +53,72 @@ pub(super) const OBSERVING: &[Flag] = &[
             },
             "",
         ),
-        "Where the same is served over TLS, to clients that the API server authorizes (bearer \
-         tokens, TokenReview and SubjectAccessReview); empty: nowhere",
+        "Address at which the same is served over TLS, to clients that the API server authorizes \
+         (bearer tokens, TokenReview and SubjectAccessReview); empty: nowhere",
     )
     .beside_file(),
     Flag::new(
         "tls-cert-file",
         "FILE",
         Field::Set(|o, text| path(&mut o.own.tls_cert_file, text), ""),
-        "Certificate of --metrics-secure-bind-address, in PEM, followed by those of authorities \
-         between; read again when it changes. Without it a self-signed one is made at each start",
+        "PEM file with the certificate of --metrics-secure-bind-address, followed by intermediate \
+         certificates; read again when it changes. Without it, Tripod creates a self-signed \
+         certificate at each start",
     )
     .beside_file(),
     Flag::new(
         "tls-private-key-file",
         "FILE",
         Field::Set(|o, text| path(&mut o.own.tls_private_key_file, text), ""),
-        "Private key of --tls-cert-file, in PEM; read again when it changes",
+        "PEM file with the private key of --tls-cert-file; read again when it changes",
     )
     .beside_file(),
     Flag::new(
         "service-metrics",
         "NAMESPACE,...",
         Field::List(|o| &mut o.own.service_metrics),
-        "Namespaces whose Services have connections and bytes of each endpoint among the \
-         metrics, as far as the mode counts them; *: all, which is a series for each endpoint",
+        "Namespaces for whose Services the metrics include the connections and bytes of each \
+         endpoint, as far as the mode counts them; *: all namespaces. Each endpoint adds several \
+         series",
     )
     .beside_file(),
     Flag::new(
         "status-socket",
         "PATH",
         Field::Set(|o, text| path(&mut o.own.status_socket, text), SOCKET),
-        "Unix socket, for root alone, on which tripod status and tripod services ask this \
-         process; empty: none",
+        "Unix socket at which this process answers tripod status and the other commands, only for \
+         root; empty: none",
     )
     .line("Unix socket of the proxy")
     .beside_file(),
     Flag::switch(
         "bind-address-hard-fail",
         |o| &mut o.configuration.bind_address_hard_fail,
-        "End if one of these addresses cannot be bound, instead of trying again",
+        "Exit if one of these addresses cannot be bound, instead of trying again",
     ),
     Flag::switch(
         "profiling",
         |o| &mut o.configuration.enable_profiling,
-        "Accepted for kube-proxy's sake: there is no /debug/pprof here",
+        "Accepted for compatibility: Tripod has no /debug/pprof",
     ),
     Flag::text(
         "show-hidden-metrics-for-version",
         "VERSION",
         |o| &mut o.configuration.show_hidden_metrics_for_version,
-        "Accepted for kube-proxy's sake: no metric is hidden here",
+        "Accepted for compatibility: Tripod hides no metric",
     ),
     Flag::new(
         "healthz-port",
         "PORT",
         Field::Set(|o, text| port(&mut o.healthz_port, text), ""),
-        "Port for --healthz-bind-address where it names none; 0: serve nowhere",
+        "Port for --healthz-bind-address if that names none; 0: serve nowhere",
     )
     .hidden(),
     Flag::new(
         "metrics-port",
         "PORT",
         Field::Set(|o, text| port(&mut o.metrics_port, text), ""),
-        "Port for --metrics-bind-address where it names none; 0: serve nowhere",
+        "Port for --metrics-bind-address if that names none; 0: serve nowhere",
     )
     .hidden(),
 ];
@@ -129,13 +131,13 @@ pub(super) const LOGGING: &[Flag] = &[
             |o, text| {
                 let level = text.parse().ok().filter(|level| *level <= i32::MAX as u32);
                 o.configuration.logging.verbosity =
-                    level.ok_or("it must be a whole number from 0")?;
+                    level.ok_or("it must be a whole number, 0 or greater")?;
                 Ok(())
             },
             "0",
         ),
-        "How much is logged: 0 what an operator must know, 2 each sync too, 4 each attempt to \
-         reach an endpoint that failed too",
+        "How much is logged: 0, what an operator must know; 2, each sync as well; 4, each failed \
+         attempt to reach an endpoint as well",
     )
     .line("How much is logged: 0, 2 (each sync too) or 4")
     .common()
@@ -152,7 +154,7 @@ pub(super) const LOGGING: &[Flag] = &[
     Flag::time(
         "log-flush-frequency",
         |o| &mut o.configuration.logging.flush_frequency,
-        "Longest time that a line may be held back; Tripod holds none back",
+        "Accepted for compatibility: Tripod writes each line at once",
     )
     .beside_file(),
     Flag::new(
@@ -163,13 +165,13 @@ pub(super) const LOGGING: &[Flag] = &[
             o.configuration.logging.vmodule.extend(items);
             Ok(())
         }),
-        "Accepted for kube-proxy's sake: there is one verbosity for all files here",
+        "Accepted for compatibility: the verbosity is the same for all files",
     )
     .beside_file(),
     Flag::switch(
         "log-text-split-stream",
         |o| &mut o.configuration.logging.text.split_stream,
-        "Accepted for kube-proxy's sake: the log is on standard error",
+        "Accepted for compatibility: the log goes to standard error",
     )
     .beside_file(),
     Flag::new(
@@ -179,13 +181,13 @@ pub(super) const LOGGING: &[Flag] = &[
             |o, text| size(&mut o.configuration.logging.text.info_buffer_size, text),
             "",
         ),
-        "Accepted for kube-proxy's sake: nothing is buffered",
+        "Accepted for compatibility: nothing is buffered",
     )
     .beside_file(),
     Flag::switch(
         "log-json-split-stream",
         |o| &mut o.configuration.logging.json.split_stream,
-        "Accepted for kube-proxy's sake: the log is on standard error",
+        "Accepted for compatibility: the log goes to standard error",
     )
     .beside_file(),
     Flag::new(
@@ -195,7 +197,7 @@ pub(super) const LOGGING: &[Flag] = &[
             |o, text| size(&mut o.configuration.logging.json.info_buffer_size, text),
             "",
         ),
-        "Accepted for kube-proxy's sake: nothing is buffered",
+        "Accepted for compatibility: nothing is buffered",
     )
     .beside_file(),
 ];

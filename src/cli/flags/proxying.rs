@@ -25,15 +25,17 @@ pub(super) const PROXYING: &[Flag] = &[
         "proxy-mode",
         "MODE",
         |o| &mut o.configuration.mode,
-        "How traffic is carried: ipvs, nftables, iptables or userspace. Where this kernel cannot run \
-         the mode, Tripod runs the next in this order that it can. Without it: the first in this order",
+        "How traffic is forwarded: ipvs, nftables, iptables or userspace. If this kernel cannot \
+         run the mode, Tripod runs the next mode in this order that it can. Without the flag: the \
+         first mode in this order that it can",
     )
-    .line("ipvs, nftables, iptables or userspace; without it: the best here")
+    .line("ipvs, nftables, iptables or userspace; without it, the best here")
     .common(),
     Flag::switch(
         "strict-proxy-mode",
         |o| &mut o.own.strict_mode,
-        "End with what is missing, instead of running in another mode than --proxy-mode says",
+        "Exit and print what is missing, instead of running in another mode than --proxy-mode \
+         names",
     )
     .beside_file(),
     Flag::new(
@@ -45,11 +47,11 @@ pub(super) const PROXYING: &[Flag] = &[
                 .filter(|word| !word.is_empty())
                 .try_for_each(|word| o.own.without.add(word))
         }),
-        "Leave out what tripod probe found, as if this kernel did not have it: a match that is \
-         broken here, or a test. Names with commas, such as recent,dummy,ipvs-wrr; an unknown \
-         one has all of them listed",
+        "Do not use these features of the kernel, as if it lacked them, for example because a \
+         match is broken. Names separated by commas, such as recent,dummy,ipvs-wrr; for an unknown \
+         name, the error lists all names",
     )
-    .line("Leave out these features of the kernel, such as recent,dummy")
+    .line("Do not use these features of the kernel, such as recent,dummy")
     .beside_file(),
     Flag::new(
         "bind-address",
@@ -65,10 +67,10 @@ pub(super) const PROXYING: &[Flag] = &[
             },
             "0.0.0.0",
         ),
-        "This node's own address, if it is not to be taken from its Node; nothing is bound to it, \
-         whatever the name says",
+        "This node's address, instead of that of its Node object; in spite of the name, nothing is \
+         bound to it",
     )
-    .line("This node's address, if it is not that of its Node"),
+    .line("This node's address, instead of that of its Node object"),
     Flag::text(
         "detect-local-mode",
         "HOW",
@@ -82,8 +84,8 @@ pub(super) const PROXYING: &[Flag] = &[
         "cluster-cidr",
         "CIDRS",
         |o| &mut o.cluster_cidr,
-        "Where the cluster's pods have their addresses, for ClusterCIDR: one CIDR, or one of each \
-         family with a comma between them",
+        "Addresses of the cluster's pods, for ClusterCIDR: one CIDR, or one of each IP family, \
+         separated by a comma",
     )
     .line("Addresses of the cluster's pods: a CIDR, or one of each family")
     .common(),
@@ -91,31 +93,31 @@ pub(super) const PROXYING: &[Flag] = &[
         "pod-bridge-interface",
         "NAME",
         |o| &mut o.configuration.detect_local.bridge_interface,
-        "The bridge that this node's pods are on, for BridgeInterface",
+        "Bridge to which this node's pods are attached, for BridgeInterface",
     ),
     Flag::text(
         "pod-interface-name-prefix",
         "PREFIX",
         |o| &mut o.configuration.detect_local.interface_name_prefix,
-        "How the names of links to this node's pods begin, for InterfaceNamePrefix",
+        "Prefix of the names of links to this node's pods, for InterfaceNamePrefix",
     ),
     Flag::new(
         "nodeport-addresses",
         "CIDRS",
         Field::List(|o| &mut o.configuration.node_port_addresses),
-        "Node addresses that serve node ports: those within these CIDRs (all of a family that none \
-         of them is of), and those that words stand for: `primary` the addresses of the Node \
-         object, `localhost` loopback addresses (in ipvs and nftables mode TCP alone, by sockets of \
-         Tripod), `all` every address; all, if there is none",
+        "Node addresses that serve node ports: CIDRs (a family without a CIDR uses all its \
+         addresses) and the words `primary`, the addresses of the Node object; `localhost`, \
+         loopback addresses (in ipvs and nftables mode over TCP only, by sockets of Tripod); and \
+         `all`. Without it: all addresses",
     )
     .line("Where node ports are served: CIDRs, primary, localhost or all")
     .common(),
     Flag::switch(
         "masquerade-all",
         |o| &mut o.configuration.masquerade_all,
-        "Give the node's address to all traffic that is sent to cluster IPs",
+        "Masquerade all traffic to cluster IPs: endpoints see the node's address",
     )
-    .line("Masquerade all traffic that is sent to cluster IPs")
+    .line("Masquerade all traffic to cluster IPs")
     .common(),
 ];
 
@@ -130,26 +132,27 @@ pub(super) const IPTABLES: &[Flag] = &[
         "iptables-min-sync-period",
         "DURATION",
         Field::Set(|o, text| period(&mut o.periods.iptables_min, text), "1s"),
-        "Least time between two syncs, unless the mode is ipvs; 0: each change at once. If it is not \
-         given, Tripod takes 10ms in place of kube-proxy's default",
+        "Minimum time between two syncs, unless the mode is ipvs; 0: apply each change at once. If \
+         it is not given, Tripod uses 10ms instead of kube-proxy's default",
     )
     .not_given(MIN_SYNC_PERIOD),
     Flag::int(
         "iptables-masquerade-bit",
         |o| &mut o.configuration.iptables.masquerade_bit,
-        "Bit of the packet mark that asks for SNAT, 0 to 31; in ipvs mode too",
+        "Bit of the packet mark that requests SNAT, 0 to 31; also used in ipvs mode",
     ),
     Flag::switch(
         "iptables-localhost-nodeports",
         |o| &mut o.configuration.iptables.localhost_node_ports,
-        "Serve node ports on loopback addresses too (iptables mode, IPv4)",
+        "Serve node ports on loopback addresses as well (iptables mode, IPv4)",
     ),
     Flag::new(
         "iptables-dispatch",
         "HOW",
         Field::Set(dispatch, "auto"),
-        "How packets find their Service: rule by rule as with kube-proxy (linear), through chains \
-         by address prefix (indexed), or indexed from about 1000 Service ports on (auto)",
+        "How packets find their Service: rule by rule, as with kube-proxy (linear); through chains \
+         by address prefix (indexed); or indexed if there are more than about 1000 ServicePorts \
+         (auto)",
     )
     .beside_file(),
 ];
@@ -165,8 +168,8 @@ pub(super) const IPVS: &[Flag] = &[
         "ipvs-min-sync-period",
         "DURATION",
         Field::Set(|o, text| period(&mut o.periods.ipvs_min, text), "1s"),
-        "Least time between two syncs, if the mode is ipvs; 0: each change at once. If it is not \
-         given, Tripod takes 10ms in place of kube-proxy's default",
+        "Minimum time between two syncs, if the mode is ipvs; 0: apply each change at once. If it \
+         is not given, Tripod uses 10ms instead of kube-proxy's default",
     )
     .not_given(MIN_SYNC_PERIOD),
     Flag::text(
@@ -174,7 +177,7 @@ pub(super) const IPVS: &[Flag] = &[
         "NAME",
         |o| &mut o.configuration.ipvs.scheduler,
         "Scheduler of Services that name none: rr, random, wrr, lc, wlc, sed, nq, sh, dh or mh; \
-         in userspace mode too. Without it: rr",
+         also used in userspace mode. Without it: rr",
     )
     .line("Scheduler of Services that name none; without it: rr")
     .common(),
@@ -182,9 +185,10 @@ pub(super) const IPVS: &[Flag] = &[
         "ipvs-exclude-cidrs",
         "CIDRS",
         Field::List(|o| &mut o.configuration.ipvs.exclude_cidrs),
-        "Virtual servers with addresses in these CIDRs belong to other programs and are left alone",
+        "Virtual servers with addresses in these CIDRs belong to other programs and are not \
+         changed",
     )
-    .line("Virtual servers at these addresses are left alone"),
+    .line("Virtual servers at these addresses are not changed"),
     Flag::switch(
         "ipvs-strict-arp",
         |o| &mut o.configuration.ipvs.strict_arp,
@@ -193,17 +197,17 @@ pub(super) const IPVS: &[Flag] = &[
     Flag::time(
         "ipvs-tcp-timeout",
         |o| &mut o.configuration.ipvs.tcp_timeout,
-        "Timeout of idle TCP connections; 0: as the kernel has it",
+        "Timeout of idle TCP connections; 0: keep the kernel's value",
     ),
     Flag::time(
         "ipvs-tcpfin-timeout",
         |o| &mut o.configuration.ipvs.tcp_fin_timeout,
-        "Timeout of TCP connections after a FIN; 0: as the kernel has it",
+        "Timeout of TCP connections after a FIN; 0: keep the kernel's value",
     ),
     Flag::time(
         "ipvs-udp-timeout",
         |o| &mut o.configuration.ipvs.udp_timeout,
-        "Timeout of UDP flows; 0: as the kernel has it",
+        "Timeout of UDP flows; 0: keep the kernel's value",
     ),
     Flag::new(
         "ipvs-drain-timeout",
@@ -215,8 +219,8 @@ pub(super) const IPVS: &[Flag] = &[
             },
             "0s",
         ),
-        "How long TCP connections to an endpoint that left its Service or is not ready may go on \
-         where the Service does not say (tripod.proxy/drain-timeout); 0: as long as they last",
+        "How long TCP connections to an endpoint that was removed or is not ready may continue, \
+         unless the Service is annotated with tripod.proxy/drain-timeout; 0: no limit",
     )
     .beside_file(),
 ];
@@ -226,10 +230,11 @@ pub(super) const USERSPACE: &[Flag] = &[
         "userspace-capture",
         "HOW",
         Field::Set(capture, "auto"),
-        "How the packets of service addresses come to Tripod: nat rules that redirect them \
-         (redirect), local routes without any netfilter (local), or what this kernel can (auto)",
+        "How packets to service addresses reach Tripod: by nat rules that redirect them \
+         (redirect), by local routes without netfilter (local), or by redirect if the kernel \
+         supports it, otherwise local (auto)",
     )
-    .line("How packets come to Tripod: redirect, local or auto")
+    .line("How packets reach Tripod: redirect, local or auto")
     .beside_file(),
     Flag::new(
         "userspace-io",
@@ -241,11 +246,11 @@ pub(super) const USERSPACE: &[Flag] = &[
             },
             "auto",
         ),
-        "How bytes are received and sent: by one system call for each message (epoll), or also by \
-         io_uring, for many connections at once where these exchange short messages (uring). auto: \
-         by io_uring if this kernel allows it",
+        "How data is received and sent: by one system call per message (epoll), or also by \
+         io_uring, with one call for many connections that exchange short messages (uring). auto: \
+         use io_uring if this kernel allows it",
     )
-    .line("How bytes are moved: epoll, uring or auto")
+    .line("How data is received and sent: epoll, uring or auto")
     .beside_file(),
     Flag::new(
         "proxy-port-range",
@@ -258,8 +263,8 @@ pub(super) const USERSPACE: &[Flag] = &[
             },
             "",
         ),
-        "Local ports for redirect capture, like 20000-21999; without it, free ones that the \
-         kernel picks. Wins over portRange of the configuration file",
+        "Local ports for redirect capture, such as 20000-21999; without it, the kernel picks free \
+         ones. Overrides portRange of the configuration file",
     )
     .beside_file(),
     Flag::new(
@@ -272,7 +277,7 @@ pub(super) const USERSPACE: &[Flag] = &[
             },
             "30s",
         ),
-        "How long a UDP client that is silent keeps its backend",
+        "How long a silent UDP client keeps its endpoint",
     )
     .beside_file(),
     Flag::new(
@@ -281,13 +286,13 @@ pub(super) const USERSPACE: &[Flag] = &[
         Field::Set(
             |o, text| {
                 let attempts = text.parse().ok().filter(|n| *n > 0);
-                o.own.dial_attempts = attempts.ok_or("it must be a whole number from 1 on")?;
+                o.own.dial_attempts = attempts.ok_or("it must be a whole number greater than 0")?;
                 Ok(())
             },
             "8",
         ),
-        "How often Tripod tries to connect one client to an endpoint before it resets the \
-         client's connection",
+        "Maximum number of attempts to connect one client to an endpoint, before its connection is \
+         reset",
     )
     .beside_file(),
     Flag::new(
@@ -300,7 +305,7 @@ pub(super) const USERSPACE: &[Flag] = &[
             },
             "5s",
         ),
-        "How long all of these attempts may take together",
+        "Maximum time that all these attempts may take together",
     )
     .beside_file(),
     Flag::new(
@@ -313,9 +318,9 @@ pub(super) const USERSPACE: &[Flag] = &[
             },
             "2m",
         ),
-        "How long a client or endpoint may acknowledge nothing of what is under way to it before \
-         its connection is reset; 0: as long as the kernel allows (net.ipv4.tcp_retries2). One \
-         that answers and only does not read is never cut off",
+        "How long data sent to a client or endpoint may stay unacknowledged before the connection \
+         is reset; 0: as long as the kernel allows (net.ipv4.tcp_retries2). A peer that answers \
+         but does not read is never disconnected",
     )
     .beside_file(),
     Flag::new(
@@ -329,9 +334,9 @@ pub(super) const USERSPACE: &[Flag] = &[
             },
             "0",
         ),
-        "TCP connections and UDP clients that each Service may have on this node, unless it is \
-         annotated tripod.proxy/max-connections; what is more waits. 0: as many as there are file \
-         descriptors and memory for",
+        "Maximum number of TCP connections and UDP clients of each Service on this node, unless it \
+         is annotated with tripod.proxy/max-connections; further connections wait. 0: limited only \
+         by file descriptors and memory",
     )
     .beside_file(),
     Flag::new(
@@ -346,10 +351,11 @@ pub(super) const USERSPACE: &[Flag] = &[
             },
             "auto",
         ),
-        "TCP connections and UDP flows that each client of a Service may have, unless that is \
-         annotated tripod.proxy/max-connections-per-client; what is more is reset, or dropped. \
-         auto: as many as leave file descriptors and memory to other clients of the Service, at \
-         most about three fifths of them; a number is a limit besides; none: no limit",
+        "Maximum number of TCP connections and UDP flows of each client of a Service, unless the \
+         Service is annotated with tripod.proxy/max-connections-per-client; further connections \
+         are reset, and their datagrams dropped. auto: as many as leave file descriptors and \
+         memory to other clients of the Service, at most about three fifths of them; a number: in \
+         addition, at most that many; none: no limit",
     )
     .beside_file(),
     Flag::new(
@@ -362,9 +368,9 @@ pub(super) const USERSPACE: &[Flag] = &[
             },
             "20s",
         ),
-        "How long Tripod goes on after SIGTERM, or after its configuration file was changed: it \
-         follows the cluster and takes new connections until another process of Tripod does, then \
-         ends when its connections have; a second signal ends it at once",
+        "How long Tripod may continue after SIGTERM or a change of its configuration file. It \
+         follows the cluster and accepts connections until another Tripod process does, and exits \
+         when its connections have ended; a second signal ends it at once",
     )
     .beside_file(),
     Flag::new(
@@ -378,8 +384,9 @@ pub(super) const USERSPACE: &[Flag] = &[
             },
             hold::SOCKET,
         ),
-        "Unix socket of tripod hold, which keeps the listening sockets open while no Tripod runs, \
-         so that who connects waits for the next one instead of being refused; empty: none",
+        "Unix socket of tripod hold, which keeps the listening sockets open while no Tripod \
+         process runs, so that new connections wait for the next one instead of being refused; \
+         empty: none",
     )
     .line("Holder's socket")
     .beside_file(),
@@ -393,14 +400,14 @@ pub(super) const USERSPACE: &[Flag] = &[
             },
             "0",
         ),
-        "Threads of the data path; 0: one a core, at most 8",
+        "Number of threads of the data path; 0: one per core, at most 8",
     )
     .beside_file(),
     Flag::switch(
         "userspace-transparent",
         |o| &mut o.own.transparent,
-        "Let endpoints see the client's address where their answers come back through this node; \
-         takes iptables with the socket match",
+        "Let endpoints see the client's address if their answers come back through this node; \
+         needs iptables with the socket match",
     )
     .beside_file(),
 ];
@@ -409,37 +416,37 @@ pub(super) const CONNTRACK: &[Flag] = &[
     Flag::int(
         "conntrack-max-per-core",
         |o| &mut o.configuration.conntrack.max_per_core,
-        "Entries for each core; 0: as the kernel has it, and conntrack-min does not count",
+        "Maximum number of entries per core; 0: keep the kernel's value and ignore conntrack-min",
     ),
     Flag::int(
         "conntrack-min",
         |o| &mut o.configuration.conntrack.min,
-        "Entries at least, however few the cores are",
+        "Minimum value of the maximum number of entries, regardless of the number of cores",
     ),
     Flag::switch(
         "conntrack-tcp-be-liberal",
         |o| &mut o.configuration.conntrack.tcp_be_liberal,
-        "Do not take packets outside the TCP window for invalid ones",
+        "Do not treat packets outside the TCP window as invalid",
     ),
     Flag::time(
         "conntrack-tcp-timeout-established",
         |o| &mut o.configuration.conntrack.tcp_established_timeout,
-        "Timeout of idle TCP connections; 0: as the kernel has it",
+        "Timeout of idle TCP connections; 0: keep the kernel's value",
     ),
     Flag::time(
         "conntrack-tcp-timeout-close-wait",
         |o| &mut o.configuration.conntrack.tcp_close_wait_timeout,
-        "Timeout of TCP connections in CLOSE_WAIT; 0: as the kernel has it",
+        "Timeout of TCP connections in CLOSE_WAIT; 0: keep the kernel's value",
     ),
     Flag::time(
         "conntrack-udp-timeout",
         |o| &mut o.configuration.conntrack.udp_timeout,
-        "Timeout of UDP flows without an answer; 0: as the kernel has it",
+        "Timeout of UDP flows without an answer; 0: keep the kernel's value",
     ),
     Flag::time(
         "conntrack-udp-timeout-stream",
         |o| &mut o.configuration.conntrack.udp_stream_timeout,
-        "Timeout of UDP flows with answers; 0: as the kernel has it",
+        "Timeout of UDP flows with answers; 0: keep the kernel's value",
     ),
 ];
 

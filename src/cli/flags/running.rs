@@ -14,25 +14,25 @@ pub(super) const RUNNING: &[Flag] = &[
         "config",
         "FILE",
         |o| &mut o.config,
-        "Configuration file (KubeProxyConfiguration); it wins over the flags it can express",
+        "Configuration file (KubeProxyConfiguration); it overrides the flags that it can express",
     )
-    .line("Configuration file; it wins over the flags it can express")
+    .line("Configuration file; it overrides the flags that it can express")
     .common()
     .beside_file(),
     Flag::text(
         "write-config-to",
         "FILE",
         |o| &mut o.write_config_to,
-        "Write the configuration that flags and --config make to this file, and do nothing else",
+        "Write the configuration from the flags and --config to this file, and do nothing else",
     )
     .beside_file(),
     Flag::switch(
         "init-only",
         |o| &mut o.init_only,
-        "Do only what needs full root privileges, and store in /run/tripod what was found out \
-         about the kernel; CAP_NET_ADMIN is enough to serve then",
+        "Do only what needs full root privileges, and store the features of the kernel in \
+         /run/tripod; CAP_NET_ADMIN is then enough to serve",
     )
-    .line("Do only what needs full root privileges, before a process without them")
+    .line("Do only what needs full root privileges, for a process without them")
     .common()
     .beside_file(),
     Flag::switch(
@@ -45,10 +45,9 @@ pub(super) const RUNNING: &[Flag] = &[
         "confine",
         "HOW",
         Field::Set(confine, "capabilities"),
-        "How far Tripod keeps itself from what it does not need: it keeps only the capabilities \
-         that the mode needs, and gets no new privileges (capabilities), makes only the system \
-         calls that it needs besides, by a filter of seccomp (calls), reaches only the files that \
-         it needs besides, by Landlock (files), or keeps all (none)",
+        "How far Tripod restricts itself: to the capabilities that the mode needs, without new \
+         privileges (capabilities); also to the system calls that it needs, by a seccomp filter \
+         (calls); also to the files that it needs, by Landlock (files); or not at all (none)",
     )
     .beside_file(),
     Flag::int(
@@ -67,7 +66,7 @@ pub(super) const RUNNING: &[Flag] = &[
         "machine-id-file",
         "FILES",
         |o| &mut o.machine_id_file,
-        "Accepted for kube-proxy's sake: nothing reads it [default: \
+        "Accepted for compatibility: nothing reads it [default: \
          /etc/machine-id,/var/lib/dbus/machine-id]",
     )
     .beside_file(),
@@ -75,15 +74,14 @@ pub(super) const RUNNING: &[Flag] = &[
         "boot-id-file",
         "FILES",
         |o| &mut o.boot_id_file,
-        "Accepted for kube-proxy's sake: nothing reads it [default: \
-         /proc/sys/kernel/random/boot_id]",
+        "Accepted for compatibility: nothing reads it [default: /proc/sys/kernel/random/boot_id]",
     )
     .beside_file(),
     Flag::new(
         "version",
         "raw",
         Field::SetOr(version, "true"),
-        "Print the version; with =raw, all details of it",
+        "Print the version; =raw prints all its details",
     )
     .common()
     .beside_file(),

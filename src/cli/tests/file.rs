@@ -73,8 +73,9 @@ fn a_scheduler_that_the_kernel_alone_has_is_not_called_invalid() {
     let [warning] = settings.warnings.as_slice() else {
         panic!("{:?}", settings.warnings);
     };
-    let expected = "KubeProxyConfiguration.ipvs.scheduler (--ipvs-scheduler): \"lblc\" is a scheduler \
-                    of the kernel's IPVS alone: ipvs mode uses it, userspace mode uses rr instead";
+    let expected = "KubeProxyConfiguration.ipvs.scheduler (--ipvs-scheduler): \"lblc\" is a \
+                    scheduler that only the kernel's IPVS has: ipvs mode uses it, userspace mode \
+                    uses rr instead";
     assert_eq!(warning, expected);
     assert_eq!(settings.configuration.ipvs.scheduler, "lblc");
     assert_eq!(settings.effective.scheduler, SchedulerName::Rr);
@@ -193,8 +194,8 @@ fn unknown_and_repeated_fields_are_named_and_ignored() {
     for words in [
         "udpIdleTimeout is unknown",
         "oomScoreAdj is given twice",
-        "ipTables is unknown, perhaps iptables is meant",
-        "ipvs.strictArp is unknown, perhaps strictARP is meant",
+        "ipTables is unknown, did you mean iptables?",
+        "ipvs.strictArp is unknown, did you mean strictARP?",
     ] {
         assert!(fields.contains(words), "{fields}");
     }
@@ -303,8 +304,8 @@ fn the_file_wins_but_for_what_kube_proxy_excepts() {
     assert_eq!(
         ignored,
         [
-            "ignored, because --config counts for what they say: --kubeconfig, --proxy-mode, \
-          --cluster-cidr, --healthz-port, --feature-gates"
+            "ignored, because --config overrides them: --kubeconfig, --proxy-mode, --cluster-cidr, \
+             --healthz-port, --feature-gates"
         ]
     );
 }

@@ -132,7 +132,7 @@ fn what_is_wrong_is_named() {
         (&["--udp-timeout=0s"], &["--udp-timeout", "greater than 0"]),
         (
             &["--userspace-dial-attempts=0"],
-            &["--userspace-dial-attempts", "from 1 on"],
+            &["--userspace-dial-attempts", "greater than 0"],
         ),
         (
             &["--userspace-dial-timeout=0s"],
@@ -485,7 +485,7 @@ fn questions_to_the_running_proxy() {
         assert!(why.contains("it must be a namespace"), "{wrong:?}: {why}");
     }
     let why = refusal("", &["services", "-w", "-o", "json"]);
-    assert!(why.contains("--watch writes a table"), "{why}");
+    assert!(why.contains("--watch prints only tables"), "{why}");
     let socket = |arguments: &[&str]| settings(arguments).own.status_socket;
     assert_eq!(socket(&[]), Some(usual.into()));
     assert_eq!(socket(&["--status-socket", ""]), None);

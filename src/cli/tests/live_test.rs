@@ -61,7 +61,7 @@ fn what_makes_no_sense_on_a_live_cluster_is_refused() {
         (&["--manifests=/m", "--keep"][..], "--keep"),
         (&["--service=a/b", "--image=i"], "--image"),
         (&["--service=a"], "a slash and a name"),
-        (&["--namespace=A/../b"], "small letters"),
+        (&["--namespace=A/../b"], "lower-case letters"),
         (&["--timeout=soon"], "250ms"),
         (&["--external-networks=192.0.2.1"], "eight addresses"),
         (&["--external-networks=192.0.2.0/30"], "eight addresses"),

@@ -132,7 +132,7 @@ fn unfit_interface(name: &str) -> Option<String> {
     match name.len() {
         0 => Some("it must not be empty with this detectLocalMode".to_owned()),
         length if length > INTERFACE_NAME => Some(format!(
-            "it must have at most {INTERFACE_NAME} bytes, as names of interfaces have"
+            "it must have at most {INTERFACE_NAME} bytes, like every interface name"
         )),
         _ => None,
     }
@@ -262,8 +262,8 @@ impl Check {
                     field: field.to_owned(),
                     flag: Some(flag),
                     what: format!(
-                        "{name:?} is a scheduler of the kernel's IPVS alone: ipvs mode uses it, \
-                         userspace mode uses {} instead",
+                        "{name:?} is a scheduler that only the kernel's IPVS has: ipvs mode uses \
+                         it, userspace mode uses {} instead",
                         SchedulerName::Rr
                     ),
                 };
@@ -355,7 +355,7 @@ impl Check {
         if mode && named.not_relayed && named.networks.iter().any(is_loopback) {
             self.warnings.push(format!(
                 "nodePortAddresses names loopback addresses, but node ports are not served there, \
-                 as the feature gate {} is false",
+                 because the feature gate {} is false",
                 FeatureGate::LocalhostNodePorts.name()
             ));
         }
@@ -387,7 +387,7 @@ impl Check {
             } else {
                 // kube-proxy does not read the field any more.
                 self.warnings.push(format!(
-                    "portRange: {:?} is ignored, as userspace mode alone uses it: {why}",
+                    "portRange: {:?} is ignored, because only userspace mode uses it: {why}",
                     c.port_range
                 ));
             }

@@ -165,18 +165,17 @@ impl Ability {
             }
             Ability::Nftables(_, part) => part.facts().1.to_owned(),
             Ability::PortRules(_) => {
-                "a kernel of 4.17 or later with CONFIG_IP_MULTIPLE_TABLES and \
-                 CONFIG_IPV6_MULTIPLE_TABLES"
+                "Linux 4.17 or later with CONFIG_IP_MULTIPLE_TABLES and CONFIG_IPV6_MULTIPLE_TABLES"
                     .to_owned()
             }
             Ability::LocalRoutes(_) | Ability::Transparent(_) => {
                 "run as root of this network namespace, or with CAP_NET_ADMIN".to_owned()
             }
-            Ability::ReusePort => "a kernel of 3.9 or later".to_owned(),
+            Ability::ReusePort => "Linux 3.9 or later".to_owned(),
             Ability::Splice => "a seccomp profile that allows splice(2)".to_owned(),
             Ability::IoUring => {
-                "a kernel of 6.1 or later with CONFIG_IO_URING, sysctl kernel.io_uring_disabled=0, \
-                 and a seccomp profile that allows io_uring_setup(2), io_uring_register(2) and \
+                "Linux 6.1 or later with CONFIG_IO_URING, sysctl kernel.io_uring_disabled=0, and a \
+                 seccomp profile that allows io_uring_setup(2), io_uring_register(2) and \
                  io_uring_enter(2)"
                     .to_owned()
             }

@@ -60,7 +60,7 @@ pub enum Error {
     #[error(transparent)]
     Io(#[from] io::Error),
     /// The file is not a file that root alone may change.
-    #[error("not a file of root's that nobody else may write to")]
+    #[error("not a file of root that only root may write to")]
     Untrusted,
     /// The file does not have the format of findings.
     #[error("{0}")]

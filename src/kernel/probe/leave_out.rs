@@ -8,7 +8,7 @@ use net::Family;
 use super::{Ability, Answer, Extension, IP_SETS, Kernel, NftPart, Unable};
 
 /// Why something that is left out cannot be used.
-const WHY: &str = "left out by --without";
+const WHY: &str = "excluded by --without";
 
 /// Schedulers that modules of IPVS have (`net/netfilter/ipvs/Kconfig`).
 const SCHEDULERS: [&str; 15] = [
@@ -52,7 +52,7 @@ impl LeaveOut {
             known.sort_unstable();
             known.dedup();
             return Err(format!(
-                "there is no {word:?}; known are {}",
+                "unknown feature {word:?}; the features are {}",
                 known.join(", ")
             ));
         }

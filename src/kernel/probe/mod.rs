@@ -319,7 +319,7 @@ impl Kernel {
             if let Some(why) = self.why_unusable(&ability).filter(|_| tried) {
                 let remedy = ability.remedy();
                 return Err(format!(
-                    "it takes iptables with {} in table mangle ({why}; {remedy})",
+                    "it needs iptables with {} in table mangle ({why}; {remedy})",
                     extension.spelling()
                 ));
             }

@@ -82,10 +82,7 @@ impl NftPart {
                 "nf_tables masquerade",
                 "modprobe nft_masq, or a kernel with CONFIG_NFT_MASQ",
             ),
-            NftPart::Ranges => (
-                "nf_tables ranges in concatenations",
-                "a kernel of 5.6 or later",
-            ),
+            NftPart::Ranges => ("nf_tables ranges in concatenations", "Linux 5.6 or later"),
             NftPart::Numgen => (
                 "nf_tables numgen",
                 "modprobe nft_numgen, or a kernel with CONFIG_NFT_NUMGEN",
@@ -103,13 +100,10 @@ impl NftPart {
                 "nf_tables reject",
                 "modprobe nft_reject_ipv4 nft_reject_ipv6, or a kernel with CONFIG_NFT_REJECT",
             ),
-            NftPart::DynamicMaps => (
-                "nf_tables dynamic maps with timeouts",
-                "a kernel of 4.3 or later",
-            ),
+            NftPart::DynamicMaps => ("nf_tables dynamic maps with timeouts", "Linux 4.3 or later"),
             NftPart::Counters => (
                 "nf_tables sets that count",
-                "a kernel of 5.7 or later, before 5.18 with CONFIG_NFT_COUNTER",
+                "Linux 5.7 or later; before 5.18 with CONFIG_NFT_COUNTER",
             ),
         }
     }

@@ -47,7 +47,9 @@ fn write_place(text: &mut String, changes: &PlaceChanges, shown: usize) {
         stays,
     } = changes;
     let (come, go) = (comes.len(), goes.len());
-    text.push_str(&format!("  {place}: {stays} stay, {come} come, {go} go\n"));
+    text.push_str(&format!(
+        "  {place}: {stays} kept, {come} added, {go} removed\n"
+    ));
     for (sign, lines) in [('-', goes), ('+', comes)] {
         for line in lines.iter().take(shown) {
             text.push_str(&format!("    {sign} {line}\n"));

@@ -70,7 +70,7 @@ pub struct Behaviour {
 impl Behaviour {
     /// Returns why no Service of a family is served that the mode cannot serve on this kernel.
     pub fn unable() -> String {
-        "it lacks what that takes; see tripod probe".to_owned()
+        "it lacks what this needs; see tripod probe".to_owned()
     }
 }
 
@@ -181,7 +181,7 @@ impl Selection {
     /// Returns the words for it.
     pub(super) fn words(self) -> &'static str {
         match self {
-            Selection::Equal => "one is chosen, each alike",
+            Selection::Equal => "one is chosen, with equal shares",
             Selection::Weighted => "one is chosen by their weights",
             Selection::Hashed => "one is chosen by a hash of addresses, the same each time",
             Selection::Loaded => "one is chosen by the connections that they have",

@@ -146,9 +146,11 @@ impl Way<'_> {
             (Origin::Outside, Caller::At(_), Pods::Through(link)) => {
                 format!("outside the cluster, unless it comes through {link}: then give --from=pod")
             }
-            (Origin::Outside, Caller::Pod, _) => "a pod, which counts as a host outside the \
-                 cluster: nothing tells them apart here (clusterCIDR)"
-                .to_owned(),
+            (Origin::Outside, Caller::Pod, _) => {
+                "a pod, which counts as a host outside the cluster: nothing distinguishes them \
+                 here (clusterCIDR)"
+                    .to_owned()
+            }
             (Origin::Outside, ..) => "outside the cluster".to_owned(),
         };
         self.step(format!("the caller is {who}"));
@@ -188,7 +190,7 @@ impl Way<'_> {
         }
         let mut dropped = self.behaviour.dropped_networks.iter();
         if let Some(network) = dropped.find(|network| network.contains(&ip)) {
-            let why = format!("no Service has it, and {network} is for cluster IPs alone");
+            let why = format!("no Service has it, and {network} is only for cluster IPs");
             return self.end(Verdict::Dropped, why);
         }
         self.end(
@@ -285,12 +287,12 @@ impl Way<'_> {
         let (stays, why) = if role == AddressKind::ClusterIp {
             (
                 true,
-                "internalTrafficPolicy is Local: endpoints on this node alone",
+                "internalTrafficPolicy is Local: only endpoints on this node",
             )
         } else if self.is_relayed() {
             (
                 true,
-                "externalTrafficPolicy is Local: what is relayed goes to endpoints on this node",
+                "externalTrafficPolicy is Local: relayed connections go to endpoints on this node",
             )
         } else if is_ipvs && !is_of_all && self.explanation.origin == Origin::Outside {
             (
@@ -301,18 +303,20 @@ impl Way<'_> {
         } else if self.explanation.origin == Origin::Outside {
             (
                 true,
-                "externalTrafficPolicy is Local, and the caller is outside: endpoints on this node alone",
+                "externalTrafficPolicy is Local, and the caller is outside: only endpoints on this \
+                 node",
             )
         } else if is_of_all {
             (
                 true,
                 "externalTrafficPolicy is Local, and IPVS has one virtual server for all callers: \
-                 endpoints on this node alone, while there are any",
+                 only endpoints on this node, if there are any",
             )
         } else {
             (
                 false,
-                "externalTrafficPolicy is Local, which is not for pods and the node: any endpoint",
+                "externalTrafficPolicy is Local, which does not apply to pods and the node: any \
+                 endpoint",
             )
         };
         self.step(why);
@@ -330,8 +334,8 @@ impl Way<'_> {
         if let Some(other) = lost {
             let service = &other.name.service;
             self.step(format!(
-                "{service} has it as its health-check node port, which is not answered: node \
-                 ports go before health checks"
+                "{service} has it as its health-check node port, which is not answered: node ports \
+                 take precedence over health checks"
             ));
         }
     }
@@ -344,8 +348,8 @@ impl Way<'_> {
         let why_not = if !ip.is_loopback() {
             if known.is_some_and(|known| !known.contains(&ip)) {
                 Some(
-                    "rules on this kernel know of the node's addresses those of its Node object alone, \
-                     which does not name this one",
+                    "rules on this kernel know only the node's addresses that its Node object \
+                     lists, and it does not list this one",
                 )
             } else {
                 (!served).then_some("node ports are not served at this address (nodePortAddresses)")
@@ -391,8 +395,8 @@ impl Way<'_> {
             Admission::Unguarded => return true,
             Admission::ExternalIpFirst => {
                 self.step(format!(
-                    "it is a load-balancer IP of the Service, too: in {mode} mode external IPs go \
-                     first, and loadBalancerSourceRanges are not for them"
+                    "it is a load-balancer IP of the Service, too: in {mode} mode external IPs \
+                     take precedence, and loadBalancerSourceRanges do not apply to them"
                 ));
                 return true;
             }
@@ -446,8 +450,8 @@ impl Way<'_> {
             && matches!(role, AddressKind::ExternalIp | AddressKind::LoadBalancerIp);
         if passes {
             let why = format!(
-                "no endpoint takes connections: {none}; rules that refuse are for packets that \
-                 come to the node, and what it sends itself is routed as usual"
+                "no endpoint takes connections: {none}; rules that refuse apply to packets that \
+                 arrive at the node; what it sends itself is routed as usual"
             );
             return self.end(Verdict::NotServed, why);
         }
@@ -482,14 +486,18 @@ impl Way<'_> {
         };
         self.step(match (self.behaviour.rules.remember, selection) {
             (true, _) => format!(
-                "sessionAffinity is ClientIP: who called within {} s stays on the same endpoint",
+                "sessionAffinity is ClientIP: a client that called within {} s stays on the same \
+                 endpoint",
                 timeout.as_secs()
             ),
-            (false, Selection::Hashed) => "sessionAffinity is ClientIP: rules on this kernel cannot \
-                 remember who called, so that the client's address chooses, however long ago it called"
-                .to_owned(),
-            (false, _) => "sessionAffinity is ClientIP, which rules on this kernel cannot keep"
-                .to_owned(),
+            (false, Selection::Hashed) => {
+                "sessionAffinity is ClientIP: rules on this kernel cannot remember clients, so that \
+                 the client's address determines the endpoint, however long ago it called"
+                    .to_owned()
+            }
+            (false, _) => {
+                "sessionAffinity is ClientIP, which rules on this kernel cannot keep".to_owned()
+            }
         });
     }
 }

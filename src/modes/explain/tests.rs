@@ -92,8 +92,8 @@ fn a_pod_that_nothing_tells_from_others_is_named_so() {
         (
             undistinguished(),
             Caller::Pod,
-            "the caller is a pod, which counts as a host outside the cluster: nothing tells \
-             them apart here (clusterCIDR)",
+            "the caller is a pod, which counts as a host outside the cluster: nothing \
+             distinguishes them here (clusterCIDR)",
         ),
         (
             undistinguished(),
@@ -311,7 +311,7 @@ fn what_rules_cannot_do_here_is_said() {
             nftables,
             "192.0.2.2:30080",
             Verdict::Refused,
-            "which does not name this one",
+            "and it does not list this one",
         ),
         (
             nftables,

@@ -32,7 +32,8 @@ impl Accounts {
             Err(error) => {
                 options.features -= Extension::Nfacct;
                 self.missing = Some(format!(
-                    "rules count nothing for metrics, as counters could not be made: {error}"
+                    "rules count nothing for metrics, because counters could not be created: \
+                     {error}"
                 ));
             }
         }

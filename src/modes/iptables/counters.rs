@@ -49,7 +49,7 @@ impl Counters {
             (
                 names::INVALID_DROPPED,
                 "kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
-                "Packets dropped because conntrack takes them for invalid.",
+                "Packets dropped because conntrack considers them invalid.",
             ),
             (
                 names::LOCALHOST_ACCEPTED,

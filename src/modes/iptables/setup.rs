@@ -94,6 +94,6 @@ pub fn without_unsettable(options: &mut Options) -> Option<String> {
     let error = sysctl::settable(ROUTE_LOCALNET, "1").err()?;
     options.localhost_node_ports = false;
     Some(format!(
-        "node ports are not served on loopback addresses, which takes {ROUTE_LOCALNET}=1: {error}"
+        "node ports are not served on loopback addresses, which needs {ROUTE_LOCALNET}=1: {error}"
     ))
 }

@@ -89,7 +89,9 @@ impl Clients {
                 Ok(None) => drop(self.schedulers.insert(name)),
                 Ok(Some(_)) => drop(missing.insert(name)),
                 Err(error @ Error::Refused { .. }) => {
-                    tracing::debug!("whether there is scheduler {name:?} is not known: {error}");
+                    tracing::debug!(
+                        "cannot find out whether there is a scheduler {name:?}: {error}"
+                    );
                 }
                 Err(error) => return Err(error),
             }
@@ -127,7 +129,7 @@ impl Clients {
         ] {
             match self.ipvs.set_timeouts(&timeout) {
                 Err(error) if error.errno() == Some(Errno::EINVAL) => refused.push(format!(
-                    "ipvs.{name} {} s is not in force, the kernel's own timeout is: {error}; \
+                    "ipvs.{name} {} s is not applied, so the kernel's own timeout stays: {error}; \
                      configure a shorter one",
                     time.as_secs()
                 )),

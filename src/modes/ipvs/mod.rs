@@ -198,7 +198,7 @@ impl Ipvs {
     fn update_node(&mut self, map: &ServiceMap) -> Result<(), netlink::Error> {
         // Before settings, which exist only with the module.
         if self.clients.was_loaded_anew()? {
-            tracing::warn!("the module of IPVS was loaded anew: its virtual servers are gone");
+            tracing::warn!("the module of IPVS was reloaded: its virtual servers are gone");
             self.refused_timeouts = self.clients.set_timeouts(&self.options.timeouts)?;
         }
         self.write_settings();

@@ -63,7 +63,7 @@ fn settings(strict_arp: bool, release: Option<(u32, u32)>) -> Vec<Sysctl> {
         setting(
             "net.ipv4.ip_forward",
             1,
-            "nothing gets from other hosts to endpoints",
+            "no packet from other hosts is forwarded to endpoints",
         ),
     ];
     if release.is_some_and(|r| (REUSE_MODE_EXISTS..REUSE_MODE_IS_FIXED).contains(&r)) {

@@ -41,8 +41,8 @@ impl<'a> TakenOver<'a> {
 
     fn reason(&self, what: &'static str, whose: String, ip: IpAddr) -> Reason {
         let why = format!(
-            "{ip} is {whose}: this node has it on its dummy link now, and does not reach the other \
-             one any more, at any port; remove it from the Service"
+            "{ip} is {whose}: this node now has it on its dummy link and no longer reaches the \
+             other one, at any port; remove it from the Service"
         );
         Reason::new(what, why)
     }

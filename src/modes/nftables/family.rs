@@ -328,7 +328,7 @@ impl FamilyTable {
                     return Err(error.into());
                 }
                 Err(NotInForce::Refused(error)) => {
-                    tracing::warn!("{}: {error}; the table is written anew", self.family);
+                    tracing::warn!("{}: {error}; the table is written again", self.family);
                     return Ok(None);
                 }
                 Err(NotInForce::Changed(error) | NotInForce::Unknown(error)) => {
@@ -447,7 +447,7 @@ impl FamilyTable {
         }
         let outcome = self.stale_clients.delete(&mut self.rules);
         if let Err(error) = &outcome {
-            let why = format!("clients may be sent to endpoints that are gone: {error}");
+            let why = format!("clients may be sent to removed endpoints: {error}");
             self.state.leave_unfinished(why);
         }
         outcome

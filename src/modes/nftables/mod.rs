@@ -60,13 +60,13 @@ pub const UNWRITTEN: [UnwrittenCounter; 3] = [
     (
         Unwritten::Remnants,
         "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total",
-        "Removals of what is no longer needed that failed.",
+        "Failed removals of what is no longer needed.",
     ),
     (
         Unwritten::Clients,
         "tripod_nftables_affinity_refused_total",
-        "New connections whose clients are not remembered, because as many clients of the \
-         ServicePort as there is room for already are; the log names it.",
+        "New connections whose clients are not remembered, because the ServicePort has the maximum \
+         number of remembered clients; the log names it.",
     ),
 ];
 
@@ -90,7 +90,7 @@ pub enum Error {
     #[error(transparent)]
     Netlink(#[from] netlink::Error),
     /// Others changed something each time that the table was to be written.
-    #[error("others go on changing nf_tables, so that our table cannot be written")]
+    #[error("other processes keep changing nf_tables, so that Tripod's table cannot be written")]
     Unstable,
 }
 
@@ -205,8 +205,8 @@ fn lacks(kernel: &Kernel, family: Family) -> Option<String> {
 fn log_read(logged: &mut LogOnce, error: Option<&io::Error>) {
     match error {
         Some(error) if logged.differs(&error.to_string()) => tracing::warn!(
-            "notifications of nf_tables cannot be read, so that full syncs write our table anew; if \
-             it goes on, start Tripod again: {error}"
+            "cannot read notifications of nf_tables, so that full syncs write Tripod's table \
+             again; if this persists, restart Tripod: {error}"
         ),
         None if logged.end() => tracing::info!("notifications of nf_tables can be read again"),
         _ => {}

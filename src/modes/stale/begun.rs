@@ -60,7 +60,7 @@ impl Begun {
                 if self.failed.replace(failure.is_lasting).is_none() {
                     tracing::warn!(
                         "{family}: clients that called a Service before it was served may wait for \
-                         minutes, because we {}; the kernel needs nf_conntrack_netlink, and \
+                         minutes, because Tripod {}; the kernel needs nf_conntrack_netlink, and \
                          Tripod needs CAP_NET_ADMIN",
                         failure.error
                     );

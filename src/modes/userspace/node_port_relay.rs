@@ -59,7 +59,7 @@ impl RelayMetrics {
             failures: counter(
                 registry,
                 &failures,
-                "Times that a node port could not be listened on.",
+                "Times that Tripod could not listen on a node port.",
             )?,
         })
     }

@@ -65,14 +65,14 @@ fn reuse_ports() -> Option<Result<String, String>> {
     let written = sysctl::write(REUSE, &ANYWHERE.to_string());
     let done = written.map(|()| {
         format!(
-            "{REUSE} was {ON_LOOPBACK} and is {ANYWHERE} now: a local port is used again for the \
-             same endpoint a second after its last connection ended, not a minute"
+            "changed {REUSE} from {ON_LOOPBACK} to {ANYWHERE}: a local port can be used again for \
+             the same endpoint one second after its last connection ended, instead of one minute"
         )
     });
     Some(done.map_err(|error| {
         format!(
-            "{error}; without {REUSE}={ANYWHERE} each connection that a client ends first takes a \
-             local port for a minute: set it, or run tripod --init-only with the privileges to"
+            "{error}; without {REUSE}={ANYWHERE} each connection that a client ends first occupies \
+             a local port for a minute: set it, or run tripod --init-only with more privileges"
         )
     }))
 }

@@ -210,7 +210,7 @@ impl Choice {
             verdict.lost.iter().chain(&verdict.unknown).map(|missing| {
                 let (mode, effect) = (verdict.mode, &missing.effect);
                 format!(
-                    "{mode} mode goes without {}: {effect}",
+                    "{mode} mode runs without {}: {effect}",
                     missing.with_remedy()
                 )
             })

@@ -126,7 +126,7 @@ fn nftables(kernel: &Kernel, family: Family) -> Vec<Need> {
         (NftPart::Hash, "without it, there is no scheduler sh"),
         (
             NftPart::Fib,
-            "without it, node ports answer on the addresses of the Node object alone",
+            "without it, node ports answer only on the addresses of the Node object",
         ),
         (
             NftPart::Reject,
@@ -134,12 +134,12 @@ fn nftables(kernel: &Kernel, family: Family) -> Vec<Need> {
         ),
         (
             NftPart::DynamicMaps,
-            "without it, a hash of the client's address stands for session affinity, which does \
-             not end and moves clients when endpoints come or go",
+            "without it, a hash of the client's address replaces session affinity, which does not \
+             expire and moves clients when endpoints are added or removed",
         ),
         (
             NftPart::Counters,
-            "without it, --service-metrics finds nothing counted",
+            "without it, nothing is counted for --service-metrics",
         ),
     ] {
         needs.push(useful(of(part), effect));
@@ -148,7 +148,7 @@ fn nftables(kernel: &Kernel, family: Family) -> Vec<Need> {
 }
 
 const UDP_CLIENTS: &str =
-    "without it, UDP clients that keep their socket may go on calling an endpoint that is gone";
+    "without it, UDP clients that keep their socket may keep calling a removed endpoint";
 
 const OF_OTHER_FAMILY: &str = "without it, Services of that family are not served";
 
@@ -167,7 +167,7 @@ fn ipvs(needs: &mut Vec<Need>, kernel: &Kernel, requirements: &ModeRequirements)
     }
     needs.push(required(
         Ability::Nat(family),
-        "masquerading, without which answers go past this node",
+        "masquerading, without which answers bypass this node",
     ));
     if kernel.can(&Ability::Nat(family)) {
         needs.extend(extensions(family));
@@ -188,17 +188,20 @@ fn extensions(family: Family) -> Vec<Need> {
     for (extension, effect) in [
         (
             Extension::Set,
-            "rules that look service addresses up in sets",
+            "rules that look up service addresses in sets",
         ),
         (
             Extension::Mark,
-            "telling which connections are to be masqueraded",
+            "marking connections that must be masqueraded",
         ),
         (
             Extension::Masquerade,
-            "masquerading, without which answers go past this node",
+            "masquerading, without which answers bypass this node",
         ),
-        (Extension::Addrtype, "telling node ports from other ports"),
+        (
+            Extension::Addrtype,
+            "distinguishing node ports from other ports",
+        ),
         (Extension::Conntrack, "letting answers through"),
     ] {
         needs.push(required(Ability::Extension(family, extension), effect));
@@ -206,7 +209,7 @@ fn extensions(family: Family) -> Vec<Need> {
     for (extension, effect) in [
         (
             Extension::Comment,
-            "without it, rules do not tell what they are for",
+            "without it, rules do not say what they are for",
         ),
         (
             Extension::RandomFully,
@@ -230,7 +233,7 @@ fn schedulers(needs: &mut Vec<Need>, requirements: &ModeRequirements) {
     if requirements.scheduler != ROUND_ROBIN {
         needs.push(useful(
             Ability::Scheduler(requirements.scheduler.clone()),
-            "the scheduler asked for; without it, rr",
+            "the requested scheduler; without it, rr",
         ));
     }
 }
@@ -378,7 +381,8 @@ fn redirected(needs: &mut Vec<Need>, requirements: &ModeRequirements, family: Fa
         ),
         (
             Extension::Reject,
-            "without it, who calls the local port of a listener gets no answer (redirect capture)",
+            "without it, clients that call the local port of a listener get no answer (redirect \
+             capture)",
         ),
         (
             Extension::Addrtype,
@@ -386,7 +390,7 @@ fn redirected(needs: &mut Vec<Need>, requirements: &ModeRequirements, family: Fa
         ),
         (
             Extension::Comment,
-            "without it, rules do not tell what they are for",
+            "without it, rules do not say what they are for",
         ),
     ] {
         // With that flag it has a need of its own.
@@ -397,7 +401,8 @@ fn redirected(needs: &mut Vec<Need>, requirements: &ModeRequirements, family: Fa
     if requirements.capture == Requested::Redirect {
         needs.push(useful(
             Ability::Extension(family, Extension::Dnat),
-            "without it, what comes in through a link without an address is lost (redirect capture)",
+            "without it, packets that arrive through a link without an address are lost (redirect \
+             capture)",
         ));
     }
 }

@@ -15,11 +15,11 @@ pub fn table(verdicts: &[Verdict]) -> String {
     let chosen = default(verdicts);
     for verdict in verdicts {
         let judgement = if chosen == Some(verdict) {
-            "can run, and is what the default gives"
+            "can run, and is the default"
         } else if verdict.can_run() {
             "can run"
         } else if verdict.is_open() {
-            "may run, or not: try again"
+            "not known whether it can run: try again"
         } else {
             "cannot run"
         };

@@ -133,7 +133,10 @@ fn no_mode_is_passed_over_because_of_what_is_not_known() {
         assert_eq!(choice.passed_over().count(), 0, "{mode}, {ability}");
         let verdicts = verdicts(&kernel, &requirements());
         let table = table(&verdicts);
-        let words = format!("{:<10} may run, or not: try again\n", mode.to_string());
+        let words = format!(
+            "{:<10} not known whether it can run: try again\n",
+            mode.to_string()
+        );
         assert!(table.contains(&words), "{table}");
         let words = format!("    unknown: {ability} (Cannot");
         assert!(table.contains(&words), "{table}");

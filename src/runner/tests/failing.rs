@@ -199,7 +199,7 @@ fn a_sync_that_is_tried_again_for_long_is_logged_once_and_when_it_is_in_force() 
         panic!("{log:?}");
     };
     assert!(failed.contains("ERROR sync of IPv6 failed, will be tried again: "));
-    let words = "INFO syncs of IPv6 take effect again, 30s after the first of 5 failures";
+    let words = "INFO syncs of IPv6 succeed again, 30s after the first of 5 failures";
     assert!(over.ends_with(words), "{over}");
 }
 

@@ -165,8 +165,8 @@ impl ServiceHealth {
             Err(error) => {
                 if self.unlisted.differs(&error.to_string()) {
                     tracing::error!(
-                        "health-check node ports stay at the addresses of the last full sync, and \
-                         those of this node are listed again with the next: {error}"
+                        "health-check node ports stay at the addresses of the last full sync; the \
+                         addresses of this node are listed again at the next one: {error}"
                     );
                 }
                 None

@@ -310,10 +310,12 @@ async fn bound(
 fn reason(error: &io::Error, other: Option<ServiceName>) -> String {
     match (error.kind(), other) {
         (io::ErrorKind::AddrInUse, Some(other)) => format!(
-            "the Service {other} has the same healthCheckNodePort: create one of them anew with another"
+            "Service {other} has the same healthCheckNodePort: create one of them again with \
+             another port"
         ),
         (io::ErrorKind::AddrInUse, None) => format!(
-            "{error}: have what listens on this port (`ss -ltnp` on the node names it) use another, or create the Service anew with another healthCheckNodePort"
+            "{error}: make the program that listens on this port (`ss -ltnp` on the node names it) \
+             use another one, or create the Service again with another healthCheckNodePort"
         ),
         _ => error.to_string(),
     }

@@ -33,8 +33,8 @@ impl StatusApi {
             None => {
                 let mode = self.about.mode;
                 let why = format!(
-                    "in {mode} mode the kernel carries connections to endpoints: only userspace \
-                     mode makes connections of its own"
+                    "in {mode} mode the kernel forwards connections to endpoints: only userspace \
+                     mode opens connections of its own"
                 );
                 refused(StatusCode::NOT_FOUND, why)
             }

@@ -271,9 +271,10 @@ fn found<'a>(
     match compared.get(family) {
         Some(Ok(found)) => Ok(found.iter().chain(node).collect()),
         Some(Err(error)) => Err(error.to_string()),
-        None if compared.iter().all(|(_, found)| found.is_none()) => {
-            Err("another Tripod process serves now, and knows what is to be there".to_owned())
-        }
+        None if compared.iter().all(|(_, found)| found.is_none()) => Err(
+            "another Tripod process serves now, and only that one knows the desired state"
+                .to_owned(),
+        ),
         None => Err(format!("{mode} mode does not serve {family} here")),
     }
 }

@@ -137,7 +137,7 @@ impl StatusApi {
         if let Some(unusable) = unusable {
             let why = unusable.trouble.why;
             return Some(format!(
-                "Service {service} cannot be used, so nothing of it is served: {why}"
+                "Service {service} is invalid, so it is not served: {why}"
             ));
         }
         // The files that cannot be used may have it.
@@ -173,8 +173,8 @@ impl StatusApi {
 
 /// Returns the refusal for a peer that may not ask; `None`: it may.
 pub(super) fn refusal(peer: Peer) -> Option<Answer> {
-    let why = "this is served to processes of the node alone: from a loopback address, called \
-               by its number or localhost, or by the unix socket";
+    let why = "only processes of the node may read this: from a loopback address, with an IP \
+               address or localhost as the host, or over the unix socket";
     (peer == Peer::Elsewhere).then(|| refused(StatusCode::FORBIDDEN, why))
 }
 

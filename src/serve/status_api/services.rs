@@ -215,7 +215,7 @@ pub(super) fn unknown(namespace: &str, name: &str, ports: &ServicePorts) -> Stri
         more => shown.push_str(&format!(" and {more} more of that name")),
     }
     let hint = match &*shown {
-        "" => "a headless one, or one of type ExternalName, no proxy serves".to_owned(),
+        "" => "headless Services and those of type ExternalName are served by no proxy".to_owned(),
         shown => format!("there is {shown}"),
     };
     format!("no Service {namespace}/{name} is served on this node: {hint}")
@@ -417,7 +417,7 @@ mod tests {
             unknown("default", "web", map.ports())
         };
         assert!(
-            of(0).ends_with("ExternalName, no proxy serves"),
+            of(0).ends_with("ExternalName are served by no proxy"),
             "{}",
             of(0)
         );

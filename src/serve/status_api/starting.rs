@@ -42,8 +42,8 @@ impl StartingApi {
                 json(&status::health(&PerFamily::default(), &self.health)).into()
             }
             None => {
-                let why = "this process is starting: what the kernel can do is not known yet; its \
-                           log says what that waits for";
+                let why = "this process is starting and has not examined the kernel yet; its log \
+                           says what it waits for";
                 refused(StatusCode::SERVICE_UNAVAILABLE, why).into()
             }
         }

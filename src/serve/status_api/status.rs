@@ -42,8 +42,8 @@ impl StatusApi {
         let unusable = self.unusable();
         match unusable.total {
             0 => {}
-            1 => problems.push("1 object cannot be used as it is".to_owned()),
-            objects => problems.push(format!("{objects} objects cannot be used as they are")),
+            1 => problems.push("1 object is invalid".to_owned()),
+            objects => problems.push(format!("{objects} objects are invalid")),
         }
         match self.health_check_ports_failing() {
             0 => {}
@@ -95,7 +95,7 @@ impl StatusApi {
         if !waiting.is_empty() {
             why.push_str(&format!(": {}", waiting.join("; ")));
         }
-        why.push_str("; ask again when they are, tripod status says how that goes");
+        why.push_str("; ask again when they are; tripod status shows the progress");
         Some(refused(StatusCode::SERVICE_UNAVAILABLE, why))
     }
 
@@ -293,11 +293,11 @@ fn first_sync(families: &PerFamily<FamilyStatus>, now: SystemTime) -> Option<Str
     let words = families.iter().map(|(family, status)| {
         let since = |since| now.duration_since(since).unwrap_or_default().as_secs();
         match (&status.last, status.under_way, &status.failure) {
-            (Some(_), ..) => format!("{family} is in force"),
+            (Some(_), ..) => format!("{family} is applied"),
             (None, Some(begun), _) => {
                 let position = status.position.map(|position| format!(", {position}"));
                 let (seconds, position) = (since(begun), position.unwrap_or_default());
-                format!("{family} is under way for {seconds} s{position}")
+                format!("{family} has been in progress for {seconds} s{position}")
             }
             (None, None, Some(trouble)) => format!("{family} failed: {}", trouble.why),
             (None, None, None) => format!("{family} has not begun"),
@@ -305,8 +305,8 @@ fn first_sync(families: &PerFamily<FamilyStatus>, now: SystemTime) -> Option<Str
     });
     let words: Vec<String> = words.collect();
     Some(format!(
-        "the first sync is not complete: {}; ask again when it is, tripod services shows what is \
-         to be served",
+        "the first sync is not complete: {}; ask again when it is; tripod services shows what will \
+         be served",
         words.join(", ")
     ))
 }
@@ -351,7 +351,7 @@ fn problems(objects: &Objects, syncs: &[FamilySync], failing: usize) -> Vec<Stri
         if let (Some(Trouble { why, .. }), true) = (&kind.trouble, kind.complete) {
             let name = &kind.name;
             problems.push(format!(
-                "{name} cannot be followed, the last known state stays in force: {why}"
+                "{name} cannot be followed, the last known state stays applied: {why}"
             ));
         }
     }
@@ -360,8 +360,7 @@ fn problems(objects: &Objects, syncs: &[FamilySync], failing: usize) -> Vec<Stri
     problems.extend(faults.map(|(name, why)| format!("{name}: {why}")));
     let mut required = objects.kinds.iter().filter(|kind| kind.required);
     if required.any(|kind| !kind.complete) {
-        let why = "no sync yet: what an earlier process left in the kernel stays, and nothing else \
-                   is served";
+        let why = "no sync yet: only what an earlier process left in the kernel is served";
         problems.push(why.to_owned());
     }
     for sync in syncs {
@@ -380,7 +379,7 @@ fn problems(objects: &Objects, syncs: &[FamilySync], failing: usize) -> Vec<Stri
         }
     }
     if failing > 0 {
-        problems.push(format!("{failing} things are not in force as asked"));
+        problems.push(format!("{failing} things are not applied"));
     }
     problems
 }
@@ -438,19 +437,19 @@ mod tests {
             (
                 counted,
                 new(),
-                "IPv4 is under way for 7 s, 2000 of 20000 virtual servers are done, 2000 more are \
-                 sent and not confirmed yet, IPv6 has not begun",
+                "IPv4 has been in progress for 7 s, 2000 of 20000 virtual servers are done, 2000 \
+                 more are sent and not confirmed yet, IPv6 has not begun",
             ),
             (new(), new(), "IPv4 has not begun, IPv6 has not begun"),
             (
                 in_force.clone(),
                 under_way.clone(),
-                "IPv4 is in force, IPv6 is under way for 7 s",
+                "IPv4 is applied, IPv6 has been in progress for 7 s",
             ),
             (
                 failed.clone(),
                 under_way,
-                "IPv4 failed: no lock, IPv6 is under way for 7 s",
+                "IPv4 failed: no lock, IPv6 has been in progress for 7 s",
             ),
             (in_force, again, ""),
             (failed.clone(), failed, ""),

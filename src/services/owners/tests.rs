@@ -338,8 +338,8 @@ fn a_conflict_is_explained_in_full() {
     assert_eq!(
         explained,
         [
-            "external IP 10.0.0.1:80 (TCP) is not served for this Service: Service \
-             default/db:http has it as its cluster IP, and cluster IPs go first"
+            "external IP 10.0.0.1:80 (TCP) is not served for this Service: Service default/db:http \
+             has it as its cluster IP, and cluster IPs take precedence"
         ]
     );
 }

@@ -49,14 +49,14 @@ pub(super) async fn inherit(assignments: &Assignments) {
                 format!("{too_long} records are longer than this version can read")
             }
             None => {
-                tracing::debug!(clients, "clients go on with their endpoints");
+                tracing::debug!(clients, "clients keep their endpoints");
                 continue;
             }
         };
         tracing::warn!(
-            "{clients} clients keep their endpoints; others, of which the earlier process sent no \
-             records, are assigned to new ones: {why}, after {records} records that were read; \
-             nothing needs to be done"
+            "{clients} clients keep their endpoints; others, for which the earlier process sent no \
+             records, get new ones: {why}, after {records} records that were read; no action is \
+             needed"
         );
     }
 }

@@ -58,7 +58,7 @@ pub(super) async fn inherit(assignments: &Arc<Assignments>) {
         let all = receive_all(&channel, assignments, &sender);
         match timeout(TIME, all).await {
             Ok(Ok(flows)) => {
-                tracing::debug!(flows, "UDP flows go on with their sockets");
+                tracing::debug!(flows, "UDP flows keep their sockets");
                 tokio::spawn(go_on(channel, Arc::clone(assignments), sender, taken));
             }
             Ok(Err(error)) => tracing::warn!("{LOST}: {error}"),
@@ -67,8 +67,8 @@ pub(super) async fn inherit(assignments: &Arc<Assignments>) {
     }
 }
 
-const LOST: &str = "the running process did not pass on all sockets of UDP flows; nothing is to be \
-     done about it: clients keep their endpoints, which see another source port";
+const LOST: &str = "the running process did not pass on all sockets of UDP flows: clients keep \
+                    their endpoints, which see another source port; no action is needed";
 
 /// Takes over flows until all existing ones have come. Returns how many there were.
 pub(super) async fn receive_all(

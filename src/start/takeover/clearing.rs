@@ -46,7 +46,7 @@ impl Work {
     fn failed(&self, what: &str) {
         if self.logged.lock().is_new(what) {
             tracing::warn!(
-                "{what}; if it stays, end Tripod, run `tripod cleanup` and start Tripod again"
+                "{what}; if this persists, stop Tripod, run `tripod cleanup` and start Tripod again"
             );
         }
     }
@@ -117,9 +117,9 @@ async fn clear_up(mut work: Work, reappeared: Vec<StaleState>, pass: Pass) -> Ve
         return failed;
     }
     if work.logged.lock().end() {
-        tracing::info!("nothing is left of other modes any more");
+        tracing::info!("removed the rules of other modes");
     } else {
-        tracing::debug!("nothing is left of other modes");
+        tracing::debug!("there are no rules of other modes");
     }
     failed
 }
@@ -155,7 +155,7 @@ async fn is_in_use(state: StaleState, work: &Work, waited: Duration) -> bool {
     match state.retire(&work.running).await {
         Ok(0) => false,
         Ok(connections) => {
-            tracing::debug!(connections, "{state} still carries some");
+            tracing::debug!(connections, "{state} still has connections");
             true
         }
         Err(error) => {
@@ -198,7 +198,9 @@ fn blocking<T>(work: impl Future<Output = T>) -> Option<T> {
     match runtime {
         Ok(runtime) => Some(runtime.block_on(work)),
         Err(error) => {
-            tracing::warn!("what other modes left stays for now: no runtime: {error}");
+            tracing::warn!(
+                "the rules of other modes stay for now, because no runtime can be started: {error}"
+            );
             None
         }
     }
@@ -240,7 +242,7 @@ mod tests {
                 runtime.block_on(clear_up(work(all), Vec::new(), pass));
             }
         });
-        let texts = log.iter().map(|line| line.contains("nothing is left"));
+        let texts = log.iter().map(|line| line.contains("rules of other modes"));
         assert_eq!(
             texts.collect::<Vec<_>>(),
             [false, true, false, true],

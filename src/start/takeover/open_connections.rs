@@ -23,11 +23,12 @@ pub(super) async fn prepare(running: Running) {
             ),
             Ok(Some(prepared)) => tracing::info!(
                 connections = prepared.added,
-                "{family}: open connections of userspace mode go on until that process ends"
+                "{family}: open connections of userspace mode continue until that process ends"
             ),
             Err(error) => tracing::warn!(
                 "{family}: open connections of userspace mode with local capture end now, because \
-                 we {error}; to preserve them, the kernel needs nf_tables, ctnetlink and tcp_diag"
+                 Tripod {error}; to preserve them, the kernel needs nf_tables, ctnetlink and \
+                 tcp_diag"
             ),
         }
     }

@@ -61,7 +61,7 @@ impl StaleState {
     pub(super) async fn may_be_there(self, running: &Running) -> bool {
         let found = of!(self.is_there(running).await);
         found.unwrap_or_else(|error| {
-            tracing::debug!("it is not known whether something of {self} is there: {error}");
+            tracing::debug!("cannot find out whether there is anything of {self}: {error}");
             true
         })
     }

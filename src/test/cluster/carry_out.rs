@@ -113,7 +113,8 @@ async fn not_outside(tried: &Try, socket: &Path) -> Option<String> {
             Ok(explained) if explained.origin == "outside" => {}
             Ok(_) => {
                 return Some(format!(
-                    "Tripod takes {ip} for a pod (--cluster-cidr), and the policy is for others"
+                    "Tripod takes {ip} for a pod (--cluster-cidr), and the policy applies only to \
+                     other callers"
                 ));
             }
             Err(why) => return Some(why),

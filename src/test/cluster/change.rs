@@ -24,7 +24,7 @@ use super::{
 /// The server that is removed from the Services, and goes on running.
 const LEAVES: &str = "here-2";
 
-const LEFT: &str = "an endpoint leaves";
+const LEFT: &str = "an endpoint is removed";
 
 /// How long opening a connection, or an answer over it, may take.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -115,7 +115,7 @@ fn judge(seen: &[Seen], not_opened: usize) -> Finding {
     let total: usize = answered.values().sum();
     let left = answered.get(LEAVES).copied().unwrap_or_default();
     let lost = seen.len() - total;
-    let mut words = format!("{total} of {} went on, {left} to {LEAVES}", seen.len());
+    let mut words = format!("{total} of {} continued, {left} to {LEAVES}", seen.len());
     if not_opened > 0 {
         words = format!("{words}; {not_opened} could not be opened");
     }
@@ -126,14 +126,14 @@ fn judge(seen: &[Seen], not_opened: usize) -> Finding {
         () => Outcome::Passed,
     };
     Finding {
-        promised: format!("connections go on, those to {LEAVES}, which left, as well"),
+        promised: format!("connections continue, also those to {LEAVES}, which was removed"),
         seen: words,
         outcome,
     }
 }
 
 fn not_followed(stage: &Stage, run: &Run, why: String) -> Check {
-    let judged = Finding::tried(format!("{LEAVES} leaves the Services"), why, false);
+    let judged = Finding::tried(format!("{LEAVES} is removed from the Services"), why, false);
     row(stage, run, LEFT, "-".to_owned(), judged)
 }
 

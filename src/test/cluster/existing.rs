@@ -91,7 +91,7 @@ fn node_ip(family: &str) -> Option<IpAddr> {
 async fn judge(port: &ServicePort, to: SocketAddr, socket: &Path) -> Finding {
     if port.protocol != "TCP" {
         let why = format!(
-            "whether a server of {} is reached cannot be seen",
+            "cannot see whether a server of {} is reached",
             port.protocol
         );
         return Finding::skipped(why);

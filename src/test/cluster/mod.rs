@@ -131,18 +131,18 @@ async fn try_all(
         timeout: asked.timeout,
     };
     say(&format!(
-        "making pods and Services in namespace {}",
+        "creating pods and Services in namespace {}",
         run.namespace
     ));
     let mut stage = setup::set_up(kubernetes, run, made, running, &patience, token).await?;
     let tries = tries::all(&stage);
-    say(&format!("trying {} things", tries.len()));
+    say(&format!("testing {} things", tries.len()));
     let settled = Instant::now() + SETTLES;
     let mut checks = carry_out::each(&tries, &run.namespace, patience.socket, settled).await;
     checks.extend(health::check(&stage, run, patience.socket, settled).await);
     checks.extend(not_made(&stage, run));
     checks.extend(alone(&stage, run));
-    say("taking an endpoint away");
+    say("removing an endpoint");
     checks.extend(change::try_change(kubernetes, run, &mut stage, &patience).await);
     Ok(Report::new(stage.mode, checks))
 }

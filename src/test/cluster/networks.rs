@@ -49,8 +49,8 @@ impl External {
         let used_up: Vec<_> = self.used_up.iter().map(IpNet::to_string).collect();
         (!used_up.is_empty()).then(|| {
             format!(
-                "of {} all addresses are used up: Services of the cluster have them; name other \
-                 networks by --external-networks",
+                "all addresses of {} are in use by Services of the cluster; name other networks \
+                 with --external-networks",
                 used_up.join(" and ")
             )
         })

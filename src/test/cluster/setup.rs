@@ -257,8 +257,8 @@ async fn pods_ready(
             let what = missing.join("; ");
             let Run { namespace, .. } = run;
             return Err(format!(
-                "not ready within {:?}, in namespace {namespace}: {what} (longer: --timeout; \
-                 another image: --image, it is {})",
+                "not ready within {:?}, in namespace {namespace}: {what} (--timeout allows more \
+                 time; --image names another image than {})",
                 patience.timeout, run.image
             ));
         }
@@ -283,7 +283,7 @@ fn not_ready(name: &str, node: &str, pod: Option<&Pod>) -> String {
     let (reason, message) = waits.unwrap_or((phase, None));
     let words: Vec<String> = [reason, message].into_iter().flatten().collect();
     let why = if words.is_empty() {
-        "nothing is known of it".to_owned()
+        "its state is not known".to_owned()
     } else {
         words.join(": ")
     };
@@ -310,8 +310,8 @@ pub async fn in_force(
         if Instant::now() > until {
             let what: Vec<String> = missing.into_iter().collect();
             return Err(format!(
-                "the running Tripod does not have them within {:?}, in namespace {}: {} \
-                 (longer: --timeout; see tripod status, and tripod services {})",
+                "the running Tripod does not have them within {:?}, in namespace {}: {} (--timeout \
+                 allows more time; see tripod status, and tripod services {})",
                 patience.timeout,
                 run.namespace,
                 what.join("; "),

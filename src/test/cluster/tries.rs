@@ -43,7 +43,7 @@ pub fn after_change(stage: &Stage) -> Vec<Try> {
     let mut tries: Vec<Try> = each.collect();
     for tried in &mut tries {
         tried.client = None;
-        tried.name = "an endpoint that left is called no more".to_owned();
+        tried.name = "a removed endpoint is not called any more".to_owned();
     }
     tries
 }
@@ -296,11 +296,11 @@ mod tests {
     #[test]
     fn what_the_mode_goes_without_is_not_promised() {
         let mut stage = stage(ModeName::Nftables);
-        stage.lost = vec![format!("iptables mode goes without x: {NO_REFUSAL}")];
+        stage.lost = vec![format!("iptables mode runs without x: {NO_REFUSAL}")];
         assert_eq!(promise(&stage, Kind::Empty, POD), Promise::Refused);
         stage.lost = vec![
-            format!("nftables mode goes without x: {NO_REFUSAL}"),
-            format!("nftables mode goes without y: {BY_PORT}"),
+            format!("nftables mode runs without x: {NO_REFUSAL}"),
+            format!("nftables mode runs without y: {BY_PORT}"),
         ];
         assert_eq!(promise(&stage, Kind::Empty, POD), Promise::RefusedOrSilent);
         let promised = promise(&stage, Kind::ClusterIp, POD);

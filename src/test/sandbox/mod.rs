@@ -41,10 +41,10 @@ pub(super) async fn run(asked: &FolderTest) -> Result<Report, String> {
         .and_then(|()| isolation::empty_run(&asked.folder))
         .map_err(|error| {
             format!(
-                "no namespaces can be made here to try it in: {error}. Run it as root, in a \
-                 container with CAP_SYS_ADMIN; or let other users make namespaces: sysctl -w \
+                "cannot create the namespaces of the test: {error}. Run it as root, in a container \
+                 with CAP_SYS_ADMIN; or let other users create namespaces: sysctl -w \
                  user.max_user_namespaces=10000 kernel.unprivileged_userns_clone=1 \
-                 kernel.apparmor_restrict_unprivileged_userns=0, as far as there are these"
+                 kernel.apparmor_restrict_unprivileged_userns=0, as far as these settings exist"
             )
         })?;
     // Each server needs open files; with too few, whatever needs one reports that.
@@ -58,8 +58,8 @@ pub(super) async fn run(asked: &FolderTest) -> Result<Report, String> {
     let ports = objects.service_ports();
     if ports.is_empty() {
         return Err(format!(
-            "{name} has no Service to try: *.yaml, *.yml or *.json with a Service that has a \
-             clusterIP, and its EndpointSlices. What cannot be read is in the log above"
+            "{name} has no Service to test: it needs *.yaml, *.yml or *.json files with a Service \
+             that has a clusterIP, and its EndpointSlices. The log above names what cannot be read"
         ));
     }
     let (behind, servers) = behind(&ports, &node);
@@ -105,8 +105,8 @@ fn mode(status: &Status, asked: Option<ModeName>) -> Result<ModeName, String> {
     match asked.filter(|asked| *asked != mode) {
         None => Ok(mode),
         Some(asked) => Err(format!(
-            "{asked} mode cannot run here, and Tripod took {mode} mode instead: {}. tripod probe \
-             says what is missing; without --proxy-mode the best that can run is tried",
+            "{asked} mode cannot run here, and Tripod ran {mode} mode instead: {}. tripod probe \
+             lists what is missing; without --proxy-mode, the best mode that can run is tested",
             status.mode.passed_over.join("; ")
         )),
     }
@@ -120,7 +120,7 @@ fn notes(status: &Status, node: &str) -> Vec<String> {
     notes.extend(status.mode.lost.iter().cloned());
     notes.extend(status.failing.items.iter().map(|failing| {
         let name = failing.service_port.clone().unwrap_or_default();
-        format!("not in force: {name} {}: {}", failing.family, failing.why)
+        format!("not applied: {name} {}: {}", failing.family, failing.why)
     }));
     notes.extend(status.unsupported.items.iter().map(|unsupported| {
         let (service, what) = (&unsupported.service, &unsupported.what);

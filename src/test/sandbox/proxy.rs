@@ -93,7 +93,7 @@ impl Proxy {
             };
             if Instant::now() > deadline {
                 let seconds = PATIENCE.as_secs();
-                let what = format!("Tripod is not in force after {seconds} s: {why}");
+                let what = format!("Tripod has not applied everything after {seconds} s: {why}");
                 return Err(self.with_log(&what));
             }
             sleep(PERIOD).await;

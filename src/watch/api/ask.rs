@@ -44,7 +44,7 @@ pub(super) enum Failure {
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Failure::Expired => f.write_str("the version to go on from has expired"),
+            Failure::Expired => f.write_str("the resource version to continue from has expired"),
             Failure::Unsupported(text)
             | Failure::Unauthorized(text)
             | Failure::Withheld(text)

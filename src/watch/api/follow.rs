@@ -186,7 +186,7 @@ impl<'a, K: Kind> Follower<'a, K> {
     /// Logs a failure once, and returns how long to wait.
     fn failed(&mut self, failure: &Failure) -> Duration {
         if *failure == Failure::Expired {
-            debug!("{}: {failure}; listing them anew", K::PLURAL);
+            debug!("{}: {failure}; listing them again", K::PLURAL);
             self.intake.expire();
             // It happens after a long outage, and waiting does not help; but it must not repeat.
             if !std::mem::replace(&mut self.expired, true) {
@@ -231,7 +231,7 @@ impl<'a, K: Kind> Follower<'a, K> {
         }
         if !by_chance && outage.logged.differs(&text) {
             warn!(
-                "{} cannot be followed: {text}; the last known state stays in force",
+                "{} cannot be followed: {text}; the last known state stays applied",
                 K::PLURAL
             );
         }
@@ -261,7 +261,7 @@ impl<'a, K: Kind> Follower<'a, K> {
     fn is_futile(&mut self) {
         self.futile += 1;
         if self.futile.is_multiple_of(FUTILE) {
-            debug!("{}: {FUTILE} watches failed; listing them anew", K::PLURAL);
+            debug!("{}: {FUTILE} watches failed; listing them again", K::PLURAL);
             self.intake.expire();
         }
     }
@@ -272,7 +272,10 @@ impl<'a, K: Kind> Follower<'a, K> {
                 Err(Failure::Unsupported(text)) => self.server.does_not_stream(&text),
                 // A stream that broke: a proxy before the server may buffer streams.
                 Err(Failure::Broken(text)) if std::mem::take(&mut self.unfinished) => {
-                    debug!("{}: no streaming list ({text}); in pages", K::PLURAL);
+                    debug!(
+                        "{}: no streaming list ({text}); listing in pages",
+                        K::PLURAL
+                    );
                 }
                 other => return other,
             }
@@ -445,7 +448,7 @@ impl<'a, K: Kind> Follower<'a, K> {
         let mut splitter = Splitter::default();
         loop {
             match timeout(STALLED, body.frame()).await {
-                Err(_) => return Err(Failure::Broken("a list stands still".to_owned())),
+                Err(_) => return Err(Failure::Broken("a list makes no progress".to_owned())),
                 Ok(None) => break,
                 Ok(Some(Err(error))) => return Err(Failure::Broken(ask::chain(&error))),
                 Ok(Some(Ok(frame))) => {

@@ -195,7 +195,7 @@ impl<'a, K: Kind> Intake<'a, K> {
     fn end_list(&mut self, version: Option<String>) -> Result<(), Failure> {
         let version = version.filter(|version| !version.is_empty());
         let Some(version) = version else {
-            let text = "the server lists without a resourceVersion";
+            let text = "the server's list has no resourceVersion";
             return Err(Failure::Broken(text.to_owned()));
         };
         self.known.lock().end_list();
@@ -245,12 +245,12 @@ impl<'a, K: Kind> Intake<'a, K> {
                 }
                 if reduced.warnings.is_empty() {
                     if self.warnings.remove(&name).is_some() {
-                        info!("{} {name}: all of it can be used now", K::PLURAL);
+                        info!("{} {name}: the object is valid again", K::PLURAL);
                     }
                 } else {
                     let texts = reduced.warnings.iter().map(ToString::to_string);
                     let text = texts.collect::<Vec<_>>().join("; ");
-                    self.warn_once(&name, &format!("{text}; this is left out"));
+                    self.warn_once(&name, &format!("{text}; ignoring this part of the object"));
                 }
                 let mut known = self.known.lock();
                 if !reduced.object.is_used() {
@@ -269,11 +269,11 @@ impl<'a, K: Kind> Intake<'a, K> {
     /// Records that there is no room for an object. A list is not used in part.
     fn no_room(&mut self, name: &K::Name) -> Result<(), Failure> {
         let limit = MOST_KEPT >> 20;
-        let text = format!("all {} together take over {limit} MiB", K::PLURAL);
+        let text = format!("all {} together are larger than {limit} MiB", K::PLURAL);
         if self.listing {
             return Err(Failure::Broken(text));
         }
-        self.warn_once(name, &format!("{text}; it is not used as it is now"));
+        self.warn_once(name, &format!("{text}; its current version is not used"));
         Ok(())
     }
 
@@ -284,7 +284,7 @@ impl<'a, K: Kind> Intake<'a, K> {
                 let follows = if stays {
                     "its last valid version stays in use"
                 } else {
-                    "nothing of it is used until that is corrected"
+                    "it is not used until this is corrected"
                 };
                 if let Some(health) = self.health {
                     let why = text.to_owned();
@@ -292,7 +292,7 @@ impl<'a, K: Kind> Intake<'a, K> {
                 }
                 self.warn_once(&name, &format!("{text}; {follows}"));
             }
-            None => warn!("one of the {} is left out: {text}", K::PLURAL),
+            None => warn!("ignoring one of the {}: {text}", K::PLURAL),
         }
     }
 

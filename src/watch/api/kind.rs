@@ -161,8 +161,8 @@ impl Kind for ServiceCidr {
     const LABELS: Option<&str> = None;
     const DISPENSABLE: bool = true;
     const WITHOUT: Option<&str> = Some(
-        "the API server has no ServiceCIDRs, as before Kubernetes 1.33: packets to cluster IPs \
-         that no Service has are not dropped",
+        "the API server has no ServiceCIDRs (Kubernetes before 1.33): packets to cluster IPs that \
+         no Service has are not dropped",
     );
 
     fn size(&self) -> usize {

@@ -237,8 +237,8 @@ impl Objects {
         };
         if timeout(PATIENCE, all).await.is_err() {
             warn!(
-                "Services and EndpointSlices come in force without other objects that could not \
-                 be listed in {PATIENCE:?}; `tripod status` names them"
+                "applying Services and EndpointSlices without other objects, which could not be \
+                 listed within {PATIENCE:?}; `tripod status` names them"
             );
         }
     }
@@ -277,7 +277,7 @@ impl Objects {
                 Arc::make_mut(node).weight = None;
                 if self.logged.lock().is_new("a weight") {
                     warn!(
-                        "Node {} has a weight: it counts with --node-weights only",
+                        "Node {} has a weight, which is used only with --node-weights",
                         node.name
                     );
                 }

@@ -32,9 +32,9 @@ impl Server {
     pub(super) fn does_not_stream(&self, why: &str) {
         let before = self.no_stream.lock().replace(Instant::now());
         if before.is_none() {
-            info!("the API server has no streaming lists ({why}); it is asked for pages");
+            info!("the API server has no streaming lists ({why}); listing in pages");
         } else {
-            debug!("no streaming list ({why}); in pages");
+            debug!("no streaming list ({why}); listing in pages");
         }
     }
 }

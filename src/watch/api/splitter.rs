@@ -79,7 +79,9 @@ impl Splitter {
         }
         if self.rest.len() > LONGEST_REST {
             let limit = LONGEST_REST >> 20;
-            return Err(format!("a list has over {limit} MiB besides its objects"));
+            return Err(format!(
+                "a list has over {limit} MiB in addition to its objects"
+            ));
         }
         Ok(None)
     }

@@ -112,29 +112,29 @@ impl fmt::Display for Report {
                 stays,
             } => {
                 let what = if *stays {
-                    "what it had stays in force"
+                    "its last content stays applied"
                 } else {
-                    "nothing of it is used"
+                    "it is not used"
                 };
                 write!(f, "{}: {reason}; {what}", show(file))
             }
             Report::Stays { file, objects } => write!(
                 f,
-                "{}: until what is broken is mended or taken out, its last good version stays \
-                 in force: {objects}",
+                "{}: these objects stay at their last valid version until the invalid part is \
+                 corrected or removed: {objects}",
                 show(file)
             ),
             Report::NotRemoved { file, objects } => write!(
                 f,
-                "{}: a part of it cannot be read, which may have what is not found elsewhere in \
-                 it; until that is mended or taken out, this is not removed: {objects}",
+                "{}: part of the file cannot be read and may contain these objects, which are not \
+                 removed until it is corrected: {objects}",
                 show(file)
             ),
             Report::Over { file, objects } => {
-                write!(f, "{}: no longer kept as it was: {objects}", show(file))
+                write!(f, "{}: up to date again: {objects}", show(file))
             }
             Report::GoodAgain { file } => {
-                write!(f, "{}: good again, and in force as it is", show(file))
+                write!(f, "{}: valid again; all of it is used", show(file))
             }
             Report::Repeated {
                 file,
@@ -142,7 +142,7 @@ impl fmt::Display for Report {
                 times,
             } => write!(
                 f,
-                "{}: {object} is there {times} times: the last one counts",
+                "{}: {object} is defined {times} times; the last definition is used",
                 show(file)
             ),
             Report::Skipped {
@@ -151,7 +151,7 @@ impl fmt::Display for Report {
                 warning,
             } => write!(
                 f,
-                "{}: document {document}: {warning}; this value is left out",
+                "{}: document {document}: {warning}; ignoring this value",
                 show(file)
             ),
             Report::IgnoredKind { file, kind } => write!(
@@ -166,7 +166,7 @@ impl fmt::Display for Report {
                 winner,
             } => write!(
                 f,
-                "{object} is in {} and in {}: the latter counts, being last by name",
+                "{object} is in {} and in {}: the latter is used, because its file name sorts last",
                 show(loser),
                 show(winner)
             ),

@@ -161,9 +161,9 @@ impl FolderScanner {
         }
         let path = &self.path;
         if error.kind() == io::ErrorKind::NotFound {
-            warn!("{path} does not exist: waiting for it; its last content stays in force");
+            warn!("{path} does not exist: waiting for it; its last content stays applied");
         } else {
-            warn!("{path} cannot be read: {reason}; its last content stays in force");
+            warn!("{path} cannot be read: {reason}; its last content stays applied");
         }
     }
 }

@@ -132,8 +132,8 @@ impl FolderWatcher {
 
     fn watch_failed(&mut self, error: &io::Error) {
         warn!(
-            "inotify fails ({error}); scanning the folder regularly instead, until Tripod is started \
-             again"
+            "inotify fails ({error}); scanning the folder regularly instead, until Tripod is \
+             restarted"
         );
         self.notify = None;
         self.notifications = Notifications {

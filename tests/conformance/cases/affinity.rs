@@ -30,7 +30,7 @@ pub fn cases() -> Vec<Case> {
         .calls(ClusterIp)
         .sees(sticky(HERE)),
         case(
-            "A client whose endpoint goes sticks to another",
+            "A client whose endpoint is removed sticks to another one",
             cluster_ip(ALL).sticky_for(LONG),
         )
         .when(Pod)
@@ -42,7 +42,7 @@ pub fn cases() -> Vec<Case> {
         .calls(ClusterIp)
         .over([Tcp, Udp])
         .sees(sticky(HERE)),
-        case("Affinity comes and goes", cluster_ip(ALL))
+        case("Affinity is enabled and disabled", cluster_ip(ALL))
             .when(Pod)
             .calls(ClusterIp)
             .sees(each(ALL))

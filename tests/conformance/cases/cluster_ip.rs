@@ -46,7 +46,7 @@ fn callers() -> Vec<Case> {
             .over([Tcp, Udp])
             .sees(each(ALL).seeing_the_node()),
         case(
-            "Hairpin: an endpoint reaches every endpoint, itself too",
+            "Hairpin: an endpoint reaches every endpoint, including itself",
             cluster_ip(ALL),
         )
         .when(Backend)
@@ -91,7 +91,7 @@ fn several_ports() -> Vec<Case> {
         .at_port(SECOND_PORT)
         .sees(each(ALL).at(SECOND_TARGET)),
         case(
-            "One port of a Service goes, the other stays",
+            "One port of a Service is removed, the other stays",
             cluster_ip(ALL).with_second_port(),
         )
         .when(Pod)
@@ -158,7 +158,7 @@ fn several_ports() -> Vec<Case> {
 fn changed_ports() -> Vec<Case> {
     vec![
         case(
-            "An SCTP port leaves the others alone",
+            "An SCTP port does not affect the others",
             everywhere(ALL).with_sctp(),
         )
         .when([Pod, Node])
@@ -308,7 +308,7 @@ fn ip_families() -> Vec<Case> {
 fn other_services() -> Vec<Case> {
     vec![
         case(
-            "A Service for another proxy (service-proxy-name) is left alone",
+            "A Service for another proxy (service-proxy-name) is ignored",
             cluster_ip(ALL)
                 .labelled("service.kubernetes.io/service-proxy-name", "another")
                 .slice_labelled("service.kubernetes.io/service-proxy-name"),

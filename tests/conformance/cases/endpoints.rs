@@ -32,7 +32,7 @@ fn coming_and_going() -> Vec<Case> {
             .over([Tcp, Udp])
             .sees(Refused),
         case(
-            "The first endpoint comes, the last one goes",
+            "The first endpoint is added, the last one is removed",
             everywhere([]),
         )
         .when(Pod)
@@ -48,7 +48,7 @@ fn coming_and_going() -> Vec<Case> {
         .calls([ClusterIp, NodePort, LoadBalancer, ExternalIp])
         .over([Tcp, Udp])
         .sees(Refused),
-        case("An endpoint goes and comes back", cluster_ip(ALL))
+        case("An endpoint is removed and added again", cluster_ip(ALL))
             .when(Pod)
             .calls(ClusterIp)
             .over([Tcp, Udp])
@@ -82,7 +82,7 @@ fn coming_and_going() -> Vec<Case> {
 fn udp_sockets_and_endpoints() -> Vec<Case> {
     vec![
         case(
-            "UDP: one socket finds the endpoint that took another's place",
+            "UDP: one socket reaches the endpoint that replaced another one",
             everywhere([A]),
         )
         .when([Pod, Node])
@@ -107,7 +107,7 @@ fn udp_sockets_and_endpoints() -> Vec<Case> {
         .on_one_socket()
         .sees(each([B])),
         case(
-            "UDP: one socket that was refused finds the first endpoint",
+            "UDP: one socket that was refused reaches the first endpoint",
             everywhere([]),
         )
         .when(Pod)
@@ -138,7 +138,7 @@ fn udp_sockets_and_endpoints() -> Vec<Case> {
 fn udp_sockets_and_addresses() -> Vec<Case> {
     vec![
         case(
-            "UDP: one socket that called too early finds the addresses that came",
+            "UDP: one socket that called too early reaches addresses added later",
             cluster_ip([A]).labelled(OTHER_PROXY, "another"),
         )
         .when([Pod, Node])
@@ -187,7 +187,7 @@ fn udp_sockets_and_addresses() -> Vec<Case> {
 fn udp_sockets_and_changes() -> Vec<Case> {
     vec![
         case(
-            "UDP: one socket finds the endpoint at its new port",
+            "UDP: one socket reaches the endpoint at its new port",
             node_port([A]),
         )
         .when([Pod, Node])
@@ -212,7 +212,7 @@ fn udp_sockets_and_changes() -> Vec<Case> {
         .on_one_socket()
         .sees(each([A]).at(SECOND_TARGET)),
         case(
-            "UDP: one socket that was refused finds an endpoint that gets ready",
+            "UDP: one socket that was refused reaches an endpoint that becomes ready",
             node_port([]).with([unready(A)]),
         )
         .when([Pod, Outside])
@@ -267,7 +267,7 @@ fn connections() -> Vec<Case> {
         .on_one_socket()
         .sees(each([A])),
         case(
-            "TCP: a packet far off the window does no harm to its connection",
+            "TCP: a packet far outside the window does not harm its connection",
             external_ip([A]).external_policy("Local"),
         )
         .when(Pod)
@@ -306,18 +306,21 @@ fn readiness() -> Vec<Case> {
         .when([Pod, Node])
         .calls(ClusterIp)
         .sees(each(ALL)),
-        case("Ready ones win over terminating ones", cluster_ip(ALL))
-            .when(Pod)
-            .calls(ClusterIp)
-            .sees(each(ALL))
-            .then("b and c are terminating", |web| {
-                web.with([ready(A), terminating(B), ending(C)])
-            })
-            .when([Pod, Node])
-            .calls(ClusterIp)
-            .sees(each([A])),
         case(
-            "None is ready: terminating ones that still serve are called",
+            "Ready endpoints take precedence over terminating ones",
+            cluster_ip(ALL),
+        )
+        .when(Pod)
+        .calls(ClusterIp)
+        .sees(each(ALL))
+        .then("b and c are terminating", |web| {
+            web.with([ready(A), terminating(B), ending(C)])
+        })
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .sees(each([A])),
+        case(
+            "No endpoint is ready: terminating ones that still serve are called",
             everywhere(ALL),
         )
         .then("all are terminating", |web| {
@@ -413,7 +416,7 @@ fn slices_and_networks() -> Vec<Case> {
 fn slices_that_differ() -> Vec<Case> {
     vec![
         case(
-            "A slice with the label of headless ones does not count",
+            "A slice with the label of headless Services does not count",
             cluster_ip([A]).slice_labelled("service.kubernetes.io/headless"),
         )
         .when([Pod, Node])

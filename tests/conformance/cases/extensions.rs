@@ -51,7 +51,7 @@ pub fn cases() -> Vec<Case> {
         .sees(sticky(ALL))
         .but(in_iptables, Why::RandomAlone, each(ALL)),
         case(
-            "An unknown scheduler: the usual one",
+            "An unknown scheduler: the default one is used",
             cluster_ip(ALL).annotated("tripod.proxy/scheduler", "astrology"),
         )
         .when([Pod, Node])

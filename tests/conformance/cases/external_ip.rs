@@ -42,7 +42,7 @@ fn callers_and_policies() -> Vec<Case> {
         .over([Tcp, Udp])
         .sees(each(HERE).seeing_the_caller()),
         case(
-            "Policy Local without endpoints on the node: silence outside",
+            "Policy Local without endpoints on the node: no answer outside",
             external_ip(ELSEWHERE).external_policy("Local"),
         )
         .when(Outside)
@@ -60,7 +60,7 @@ fn callers_and_policies() -> Vec<Case> {
 fn owners_and_changes() -> Vec<Case> {
     vec![
         case(
-            "Two Services have the same external IP, and one goes",
+            "Two Services have the same external IP, and one is removed",
             external_ip([A]),
         )
         .when([Outside, Pod])
@@ -99,7 +99,7 @@ fn owners_and_changes() -> Vec<Case> {
         .calls(NodeAddress)
         .over([Tcp, Udp])
         .sees(Refused),
-        case("An external IP comes and goes", cluster_ip(ALL))
+        case("An external IP is added and removed", cluster_ip(ALL))
             .when([Outside, Pod])
             .calls(ExternalIp)
             .sees(Unserved)

@@ -23,21 +23,18 @@ fn callers() -> Vec<Case> {
             .over(Sctp)
             .sees(each(ALL)),
         case(
-            "Load balancer, from a pod: the short way, endpoints see the node",
+            "Load balancer, from a pod: directly, endpoints see the node",
             load_balancer(ALL),
         )
         .when(Pod)
         .calls(LoadBalancer)
         .over([Tcp, Udp])
         .sees(each(ALL).seeing_the_node()),
-        case(
-            "Load balancer, from the node: the short way",
-            load_balancer(ALL),
-        )
-        .when(Node)
-        .calls(LoadBalancer)
-        .over([Tcp, Udp])
-        .sees(each(ALL).seeing_the_node()),
+        case("Load balancer, from the node: directly", load_balancer(ALL))
+            .when(Node)
+            .calls(LoadBalancer)
+            .over([Tcp, Udp])
+            .sees(each(ALL).seeing_the_node()),
         case(
             "Hairpin: an endpoint reaches itself by the load balancer",
             load_balancer([A]),
@@ -102,7 +99,7 @@ fn kinds() -> Vec<Case> {
         .over([Tcp, Udp])
         .sees(Unserved),
         case(
-            "LoadBalancer becomes NodePort: the node port goes on",
+            "LoadBalancer becomes NodePort: the node port keeps working",
             load_balancer(ALL),
         )
         .then("it is of type NodePort", |web| web.becomes("NodePort"))
@@ -119,7 +116,7 @@ fn kinds() -> Vec<Case> {
 fn shared_addresses() -> Vec<Case> {
     vec![
         case(
-            "Two Services share a load-balancer IP, and one goes",
+            "Two Services share a load-balancer IP, and one is removed",
             everywhere(HERE).with_second_port_in_slices_of_its_own(),
         )
         .when([Outside, Pod])
@@ -139,7 +136,7 @@ fn shared_addresses() -> Vec<Case> {
         .sees(Unserved)
         .but(ipvs, Why::AddressTakenWhole, Refused),
         case(
-            "The load balancer's IP is an external IP, too",
+            "The load balancer's IP is also an external IP",
             everywhere(ALL).balanced_at(ExternalIp),
         )
         .when([Outside, Pod, Node])

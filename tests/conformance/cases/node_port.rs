@@ -128,7 +128,7 @@ fn ports_and_flags() -> Vec<Case> {
         .calls(Loopback)
         .sees(Refused),
         case(
-            "--nodeport-addresses=primary: those of the Node object serve",
+            "--nodeport-addresses=primary: those of the Node object serve node ports",
             node_port(ALL),
         )
         .with_flags(Flags::NodePortPrimary)
@@ -142,7 +142,7 @@ fn ports_and_flags() -> Vec<Case> {
         .calls(Loopback)
         .sees(Refused),
         case(
-            "--masquerade-all leaves callers of an external policy of Local alone",
+            "--masquerade-all does not apply to an external policy of Local",
             node_port(ALL).external_policy("Local"),
         )
         .with_flags(Flags::MasqueradeAll)

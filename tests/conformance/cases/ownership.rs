@@ -10,7 +10,7 @@ pub fn cases() -> Vec<Case> {
 fn external_ips() -> Vec<Case> {
     vec![
         case(
-            "A cluster IP stays its Service's, whoever names it as an external IP",
+            "A cluster IP stays with its Service, even if others name it as an external IP",
             cluster_ip([A]),
         )
         .when([Pod, Node])
@@ -56,7 +56,7 @@ fn external_ips() -> Vec<Case> {
 fn cluster_ips_and_node_ports() -> Vec<Case> {
     vec![
         case(
-            "Two Services have a cluster IP, and one goes",
+            "Two Services have the same cluster IP, and one is removed",
             cluster_ip([A]).made_in(2020, 2024),
         )
         .when([Pod, Node])
@@ -77,7 +77,7 @@ fn cluster_ips_and_node_ports() -> Vec<Case> {
         .over([Tcp, Udp])
         .sees(each([B])),
         case(
-            "A node port stays its Service's, whoever newer names the node's address",
+            "A node port stays with its Service, even if a newer one names the node's address",
             node_port([A]),
         )
         .when([Outside, Pod])

@@ -56,7 +56,7 @@ fn external() -> Vec<Case> {
         .sees(each(ALL).seeing_the_node())
         .but(ipvs, Why::OneServerForAllCallers, each(HERE)),
         case(
-            "External policy Local without endpoints on the node: silence outside",
+            "External policy Local without endpoints on the node: no answer outside",
             load_balancer(ELSEWHERE).external_policy("Local"),
         )
         .when([Outside, OtherNode])
@@ -104,7 +104,7 @@ fn external_without_ready_endpoints() -> Vec<Case> {
         .calls(ClusterIp)
         .sees(each([C])),
         case(
-            "The external policy flips and flips back",
+            "The external policy changes and changes back",
             load_balancer(ALL),
         )
         .when(Outside)
@@ -146,7 +146,7 @@ fn internal() -> Vec<Case> {
         .over([Tcp, Udp])
         .sees(each(HERE)),
         case(
-            "Internal policy Local without endpoints on the node: silence",
+            "Internal policy Local without endpoints on the node: no answer",
             cluster_ip(ELSEWHERE).internal_policy("Local"),
         )
         .when([Pod, Node])
@@ -160,7 +160,7 @@ fn internal() -> Vec<Case> {
         .over([Tcp, Udp])
         .sees(each([A])),
         case(
-            "Internal policy Local is not for node ports",
+            "Internal policy Local does not apply to node ports",
             everywhere(ALL).internal_policy("Local"),
         )
         .when(Outside)
@@ -179,20 +179,23 @@ fn internal() -> Vec<Case> {
         .calls(ClusterIp)
         .over([Tcp, Udp])
         .sees(each([A])),
-        case("The internal policy flips and flips back", cluster_ip(ALL))
-            .when(Pod)
-            .calls(ClusterIp)
-            .sees(each(ALL))
-            .then("it is Local", |web| web.internal_policy("Local"))
-            .when([Pod, Node])
-            .calls(ClusterIp)
-            .over([Tcp, Udp])
-            .sees(each(HERE))
-            .then("it is Cluster again", |web| web.internal_policy("Cluster"))
-            .when([Pod, Node])
-            .calls(ClusterIp)
-            .over([Tcp, Udp])
-            .sees(each(ALL)),
+        case(
+            "The internal policy changes and changes back",
+            cluster_ip(ALL),
+        )
+        .when(Pod)
+        .calls(ClusterIp)
+        .sees(each(ALL))
+        .then("it is Local", |web| web.internal_policy("Local"))
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .over([Tcp, Udp])
+        .sees(each(HERE))
+        .then("it is Cluster again", |web| web.internal_policy("Cluster"))
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .over([Tcp, Udp])
+        .sees(each(ALL)),
         case(
             "Both policies Local",
             load_balancer(ALL)
@@ -227,7 +230,7 @@ fn topology() -> Vec<Case> {
         .calls([NodePort, LoadBalancer, ExternalIp])
         .sees(each([A, C])),
         case(
-            "Hints have no effect where one endpoint has none",
+            "Hints have no effect if one endpoint has none",
             cluster_ip([]).with([
                 ready(A).for_zone("east"),
                 ready(B).for_zone("west"),
@@ -238,7 +241,7 @@ fn topology() -> Vec<Case> {
         .calls(ClusterIp)
         .sees(each(ALL)),
         case(
-            "Hints for other zones alone have no effect",
+            "Hints only for other zones have no effect",
             cluster_ip([]).with(ALL.map(|pod| ready(pod).for_zone("west"))),
         )
         .when(Pod)
@@ -251,7 +254,7 @@ fn topology() -> Vec<Case> {
         .when([Pod, Node])
         .calls(ClusterIp)
         .sees(each(HERE)),
-        case("Hints come and go", cluster_ip(ALL))
+        case("Hints are added and removed", cluster_ip(ALL))
             .then("hints come", |web| {
                 web.with(
                     [A, B, C]

@@ -32,7 +32,7 @@ pub fn cases() -> Vec<Case> {
 fn callers() -> Vec<Case> {
     vec![
         guarded(
-            "Ranges of everyone let everyone in",
+            "Ranges that include everyone let everyone in",
             &["0.0.0.0/0", "::/0"],
             [Outside, Pod, Node],
             each(ALL),
@@ -67,7 +67,7 @@ fn callers() -> Vec<Case> {
             Silent,
         ),
         guarded(
-            "The node is not let in by ranges with the load-balancer IP itself",
+            "Ranges with the load-balancer IP itself do not let the node in",
             &BALANCERS,
             [Node],
             Silent,
@@ -88,7 +88,7 @@ fn callers() -> Vec<Case> {
 fn scope_and_changes() -> Vec<Case> {
     vec![
         case(
-            "Ranges guard the load-balancer IP alone",
+            "Ranges apply only to the load-balancer IP",
             everywhere(ALL).only_for(&NO_CLIENT),
         )
         .when(Outside)
@@ -121,7 +121,7 @@ fn scope_and_changes() -> Vec<Case> {
         .over([Tcp, Udp])
         .sees(each(ALL)),
         case(
-            "Ranges of one family leave the other open",
+            "Ranges of one family do not restrict the other",
             load_balancer(ALL).only_for(&["192.0.2.250/32"]),
         )
         .when(Outside)

@@ -71,10 +71,10 @@ impl Run<'_> {
             get: how,
             ..
         } = thing;
-        let lack = format!("{what} (left out by --without; {how})");
+        let lack = format!("{what} (excluded by --without; {how})");
         let at = ([127, 0, 0, 1], 10249).into();
         let page = |path| get(&self.network.node, at, path).expect("an answer");
-        let left_out = format!("left out by --without: {word}");
+        let left_out = format!("excluded by --without: {word}");
         assert_eq!(tripod.logged(&["INFO", &left_out]), 1, "{left_out}");
         let (asked, runs) = (self.column.asked, self.column.mode);
         let from_asked = MODES.iter().skip_while(|mode| **mode != asked);
@@ -105,7 +105,7 @@ impl Run<'_> {
             // Each Service that asks for a scheduler gets an Event.
             Then::Adapts if word.starts_with("ipvs-") => {}
             Then::Adapts => {
-                let lines = tripod.logged(&["WARN", &format!("goes without {lack}")]);
+                let lines = tripod.logged(&["WARN", &format!("runs without {lack}")]);
                 assert_eq!(lines, 1, "{lack}:\n{}", tripod.log());
             }
             Then::OtherWay(way) => {

@@ -91,7 +91,7 @@ pub const THINGS: [Thing; 33] = [
     extension(
         "random-fully",
         "IPv4 -j MASQUERADE --random-fully",
-        "a kernel of 3.13 or later, and iptables of 1.6.2 or later",
+        "Linux 3.13 or later, and iptables 1.6.2 or later",
         "--random-fully",
         &[],
     ),
@@ -216,7 +216,7 @@ pub const THINGS: [Thing; 33] = [
     object(
         "nft-ranges",
         "IPv4 nf_tables ranges in concatenations",
-        "a kernel of 5.6 or later",
+        "Linux 5.6 or later",
     ),
     extension(
         "nft-numgen",
@@ -251,7 +251,7 @@ pub const THINGS: [Thing; 33] = [
     extension(
         "nft-dynset",
         "IPv4 nf_tables dynamic maps with timeouts",
-        "a kernel of 4.3 or later",
+        "Linux 4.3 or later",
         "update @",
         &["Clients stick to", "endpoint goes sticks", "Affinity ends"],
     ),
@@ -259,6 +259,6 @@ pub const THINGS: [Thing; 33] = [
     object(
         "nft-counters",
         "IPv4 nf_tables sets that count",
-        "a kernel of 5.7 or later, before 5.18 with CONFIG_NFT_COUNTER",
+        "Linux 5.7 or later; before 5.18 with CONFIG_NFT_COUNTER",
     ),
 ];

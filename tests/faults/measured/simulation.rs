@@ -33,15 +33,15 @@ After each change, packets are traced through the rules, with every possible out
 choices, and these properties are checked:
 
 - No packet reaches an endpoint that its Service does not offer to this kind of caller, in its
-  current version or in any version since it was last in force. (In iptables and ipvs mode,
+  current version or in any version since it was last applied. (In iptables and ipvs mode,
   versions count as well of which a sync reported that it could not remove everything, until the
-  Service is in force and nothing of them is left. In ipvs mode, while the rules of source
+  Service is applied and nothing of them is left. In ipvs mode, while the rules of source
   ranges cannot be written, callers that were allowed before are directed to the current
   endpoints of the Service; and the virtual server of a Service stays after the Service was
   removed if other processes removed both its address and the members of sets that name it
   before a new process read them.) No caller that `loadBalancerSourceRanges` exclude reaches any
   endpoint.
-- Packets to Services that were in force and still exist are never refused, dropped or sent
+- Packets to Services that were applied and still exist are never refused, dropped or sent
   past the Service. (In ipvs mode, callers in a source range that the kernel refuses are dropped
   until it takes the range.)
 - Packets to endpoints are masqueraded if the Service, in its current or a previous version,

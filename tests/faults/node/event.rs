@@ -71,22 +71,23 @@ impl Event {
             Event::FlushRuleset => "`nft flush ruleset`",
             Event::FlushNat => "`iptables -t nat -F`, then `-X`; ip6tables too",
             Event::RestoreTables => {
-                "a firewall is reloaded: `iptables-restore` without `--noflush` writes its own \
-                 rules alone"
+                "a firewall is reloaded: `iptables-restore` without `--noflush` writes only its \
+                 own rules"
             }
             Event::Docker => {
-                "Docker starts: chains and jumps of its own come first, FORWARD drops what no \
-                 rule accepts (the network plugin's accept pods)"
+                "Docker starts: its own chains and jumps come first, FORWARD drops what no rule \
+                 accepts (rules of the network plugin accept pods)"
             }
             Event::FlushRoutes => {
-                "routing rules are removed, as by systemd-networkd those that it does not know"
+                "routing rules are removed, as systemd-networkd does with those that it does not \
+                 know"
             }
             Event::ClearServers => "`ipvsadm -C`",
-            Event::FlushSets => "`ipset flush`: all members of all sets go",
+            Event::FlushSets => "`ipset flush`: all members of all sets are removed",
             Event::ServiceLinkDown => "`ip link set kube-ipvs0 down`",
             Event::ServiceLinkDeleted => "`ip link del kube-ipvs0`",
             Event::NewAddress => "the node gets another address, with node ports",
-            Event::AddressAgain => "an address of the node goes, and comes back at once",
+            Event::AddressAgain => "an address of the node is removed, and added again at once",
             Event::RenameLink => "that link is renamed",
             Event::ReplaceLink => "the link to other hosts is deleted, and created again",
             Event::LoopbackDown => "`ip link set lo down`, then `up`",

@@ -44,7 +44,7 @@ pub fn start_by(node: &Host, flags: &[&str], prepare: impl FnOnce(&mut Command))
     prepare(&mut command);
     let tripod = Tripod::spawn(command);
     eventually("it has cleared up", SOON, || {
-        match tripod.logged(&["nothing is left of other modes"]) {
+        match tripod.logged(&["there are no rules of other modes"]) {
             0 => Err(tripod.log()),
             _ => Ok(()),
         }

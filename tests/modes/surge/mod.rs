@@ -181,11 +181,11 @@ impl Pod {
         let words = [
             " WARN ",
             " ERROR ",
-            "written anew",
+            "written again",
             "another process changed",
         ];
         // In a slow guest programs sometimes take longer than the time limit, whoever else runs.
-        let slow = ["the program that writes them does not end", "not in force"];
+        let slow = ["the program that writes them does not end", "not applied"];
         let is_slow = |line: &str| kernel() == "full" && slow.iter().any(|w| line.contains(w));
         let lines = log.lines().filter(|line| !is_slow(line));
         let lines = lines.filter(|line| words.iter().any(|word| line.contains(word)));
@@ -241,7 +241,7 @@ fn nobody_notices_an_upgrade(lab: &Lab, way: Way) {
             for (pod, gave_way) in [(&old, true), (&new, false)] {
                 let (text, found) = pod.status(lab);
                 assert_eq!(found, gave_way, "{text}");
-                let words = "another process of Tripod has taken over";
+                let words = "another Tripod process has taken over";
                 assert_eq!(text.contains(words), gave_way, "{text}");
             }
             old.process.ask_to_end();

@@ -201,7 +201,7 @@ fn take_over(old: Old, flags: &[&str], kubelet: &str) {
         let sign = if keeps {
             "synced"
         } else {
-            "nothing is left of other modes"
+            "there are no rules of other modes"
         };
         says(tripod, sign);
         served(&mut before, "open since before");
@@ -269,7 +269,7 @@ fn ipvs_to_local() {
         let [cluster, _] = web.cluster();
         let _open = Long::open(&lab.outside, node_port);
         let tripod = start(lab, &LOCAL);
-        says(&tripod, "nothing is left of other modes");
+        says(&tripod, "there are no rules of other modes");
         for _ in 0..20 {
             ask(&lab.outside, node_port).expect("a node port");
             ask(node, cluster).expect("a cluster IP");

@@ -238,7 +238,7 @@ fn switch(old: Kind, new: Kind) {
                 talk.more();
                 kubelet_moves(lab, new.engine());
                 let after = after.insert(new.start(lab, 1));
-                let cleared = ["still carries some", "nothing is left of other modes"];
+                let cleared = ["still has connections", "there are no rules of other modes"];
                 eventually("stale state is dealt with", SOON, || {
                     let dealt = cleared.iter().any(|sign| after.logged(&[sign]) > 0);
                     if dealt { Ok(()) } else { Err(after.log()) }
@@ -322,7 +322,7 @@ fn leads_nobody_elsewhere(new: Kind) {
     kubelet_moves(lab, new.engine());
     let after = new.start(lab, 1);
     eventually("what connections need stays", SOON, || {
-        match after.logged(&["still carries some"]) {
+        match after.logged(&["still has connections"]) {
             0 => Err(after.log()),
             _ => Ok(()),
         }
@@ -349,7 +349,7 @@ fn leads_nobody_elsewhere(new: Kind) {
     };
     web.cluster().into_iter().for_each(refused);
     before.kill();
-    let gone = || after.logged(&["nothing is left of other modes"]) > 0;
+    let gone = || after.logged(&["there are no rules of other modes"]) > 0;
     while !gone() {
         for to in web.cluster() {
             assert!(!connects(lab, to), "{to} is answered");

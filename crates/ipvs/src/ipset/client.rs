@@ -369,15 +369,15 @@ fn private(number: i32) -> Option<&'static str> {
         4098 => "this kernel does not know the kind: modules ip_set_hash_* and ip_set_bitmap_*",
         4099 => "the kernel takes no more sets (max_sets of module ip_set)",
         4100 | 4108 => "a rule or another set uses it",
-        4101 => "there is one of that name",
+        4101 => "a set of that name exists",
         4102 => "it is of another kind",
         4103 => "it is there already",
-        4104 => "its prefix is none",
+        4104 => "its prefix is invalid",
         4106 => "its addresses are of the other family",
         4109 => "its address is not IPv4, as the set's are",
         4110 => "its address is not IPv6, as the set's are",
         4352 => FULL,
-        4353 => "it is no member that the set can have",
+        4353 => "the set cannot have such a member",
         4354 | 4355 => "its protocol has no ports, or is missing",
         4356 | 4357 => "it is a range, which the set does not take",
         _ => return None,
@@ -389,8 +389,8 @@ pub(super) fn explained(error: Error) -> Error {
     error.explained(|errno, operation| {
         let meaning = match (errno, operation) {
             (Errno::EINVAL, "use") => "this kernel has no ipset: module ip_set",
-            (Errno::EEXIST, "create") => "there is one of that name, of another kind",
-            (Errno::EPERM, _) => "it takes CAP_NET_ADMIN",
+            (Errno::EEXIST, "create") => "a set of that name and of another kind exists",
+            (Errno::EPERM, _) => "it needs CAP_NET_ADMIN",
             _ => return None,
         };
         Some(meaning.to_owned())

@@ -6,19 +6,19 @@ use xtables::extension::Extension;
 pub const LOST: [(Extension, &str); 9] = [
     (
         Extension::Comment,
-        "rules do not tell which Service they are for; the names of chains are as ever",
+        "rules do not say which Service they are for; the names of chains do not change",
     ),
     (
         Extension::Statistic,
-        "connections are spread over endpoints by the client's source port instead of at \
-             random: even (within a sixth) over many connections from the usual port ranges, but \
-             a client that keeps its source port keeps its endpoint",
+        "connections are spread over endpoints by the client's source port instead of at random: \
+         evenly (within a sixth) over many connections from the usual port ranges, but a client \
+         that keeps its source port keeps its endpoint",
     ),
     (
         Extension::Recent,
-        "session affinity goes by the last bits of the client's address: it does not time \
-             out, clients with the same bits share an endpoint, and some of them move when \
-             endpoints come or go",
+        "session affinity depends on the last bits of the client's address: it does not expire, \
+         clients with the same bits share an endpoint, and some of them move when endpoints are \
+         added or removed",
     ),
     (
         Extension::Addrtype,
@@ -46,7 +46,7 @@ pub const LOST: [(Extension, &str); 9] = [
     ),
     (
         Extension::Sctp,
-        "SCTP ports of Services are not served; ipvs mode needs none",
+        "SCTP ports of Services are not served; ipvs mode does not need this match",
     ),
 ];
 

@@ -15,7 +15,8 @@ const RANDOM: &str = "random";
 pub fn unsupported(port: &ServicePort, features: Features) -> Vec<Reason> {
     let protocol = (!is_possible(port, &features)).then(|| {
         let why = "the port is not served, because this node's iptables lacks -m sctp: modprobe \
-                   xt_sctp, or a kernel with CONFIG_NETFILTER_XT_MATCH_SCTP; ipvs mode needs none";
+                   xt_sctp, or a kernel with CONFIG_NETFILTER_XT_MATCH_SCTP; ipvs mode does not \
+                   need this match";
         Reason::new("protocol SCTP", why)
     });
     let asked = port.preferences();

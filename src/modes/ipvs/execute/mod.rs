@@ -367,7 +367,7 @@ impl Execution<'_> {
         });
         let why = |ip: IpAddr| {
             let family = self.family;
-            let why = format!("{ip} is not on {LINK} yet: the {family} rules are not in force");
+            let why = format!("{ip} is not on {LINK} yet: the {family} rules are not applied");
             (ip, why)
         };
         let waiting = blocked.iter().copied().map(why).collect();

@@ -108,7 +108,7 @@ impl Execution<'_> {
             };
             if let Some(frontends) = frontends {
                 let why = format!(
-                    "{frontends} not open yet: the {} rules that guard this are not in force",
+                    "{frontends} not open yet: the {} rules that guard this are not applied",
                     self.family
                 );
                 self.state.fail(port.name.clone(), why);
@@ -152,7 +152,7 @@ impl Execution<'_> {
                 _ => "that say whether its callers are masqueraded",
             };
             let why = format!(
-                "the {} rules {what} are not in force; they are tried again",
+                "the {} rules {what} are not applied; they are tried again",
                 self.family
             );
             self.state.fail(port.name.clone(), why);

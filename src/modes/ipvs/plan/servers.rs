@@ -165,8 +165,8 @@ impl<'a> SchedulingParameters<'a> {
             .find(|endpoint| !endpoint.local && endpoint.address.port() != frontend.address.port());
         match other {
             Some(endpoint) => Err(format!(
-                "{asked} leaves ports as they are, but {frontend} leads to endpoint {}; nat is \
-                 used there. Give the Service's port the number of its targetPort",
+                "{asked} does not translate ports, but {frontend} leads to endpoint {}; nat is \
+                 used there. Make the Service's port equal to its targetPort",
                 endpoint.address
             )),
             None => Ok(Some(way)),

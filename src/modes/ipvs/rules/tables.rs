@@ -216,7 +216,7 @@ impl Tables {
             program: self.writer.program().to_owned(),
             message: format!(
                 "rules were written {ATTEMPTS} times, and another program changed them each time \
-                 before they were read; stop what changes chains of Services"
+                 before they were read; stop the program that changes chains of Services"
             ),
             line: None,
             is_killed: false,

@@ -56,7 +56,7 @@ pub fn choose(requested: Requested, kernel: &Kernel) -> Result<Choice, Error> {
     if requested == Requested::Local {
         return Ok(Choice {
             methods: PerFamily::each(|_| Method::Local),
-            reasons: vec!["local capture, as asked".to_owned()],
+            reasons: vec!["local capture, as configured".to_owned()],
         });
     }
     let mut reasons = Vec::new();

@@ -127,8 +127,7 @@ pub struct Report {
 /// Returns what is not done while the node's addresses cannot be listed, for this reason.
 pub(super) fn addresses_stay(error: &impl fmt::Display) -> String {
     format!(
-        "node ports stay at the addresses of this node that were known last, which cannot be \
-         listed: {error}"
+        "cannot list the addresses of this node; node ports stay at the last known ones: {error}"
     )
 }
 

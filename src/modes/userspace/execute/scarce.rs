@@ -19,13 +19,14 @@ use crate::services::ServicePortName;
 
 /// Why a ServicePort is not served, or not at all its addresses. The same for all, so that it is
 /// logged once.
-const NO_DESCRIPTORS: &str = "what is left of file descriptors is for other namespaces and Services; \
-                              raise the limit (ulimit -n), or name fewer ports and addresses";
+const NO_DESCRIPTORS: &str = "the remaining file descriptors are reserved for other namespaces and \
+                              Services; raise the limit (ulimit -n), or name fewer ports and \
+                              addresses";
 
 /// The same with redirect capture, whose service groups have a local port each.
-const NO_PORTS: &str = "what is left of local ports is for other namespaces and Services; widen \
-                        --proxy-port-range, or net.ipv4.ip_local_port_range if none is given, or \
-                        name fewer ports";
+const NO_PORTS: &str = "the remaining local ports are reserved for other namespaces and Services; \
+                        widen --proxy-port-range, or net.ipv4.ip_local_port_range if none is \
+                        given, or name fewer ports";
 
 /// What a ServicePort gets that does not get all, and why.
 #[derive(Clone, Copy, Debug)]

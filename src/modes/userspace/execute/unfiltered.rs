@@ -16,13 +16,13 @@ impl Unfiltered {
         match filtered {
             Some(Err(error)) if self.0.is_new(&name.label()) => tracing::warn!(
                 %service,
-                "connections of clients that may not call are reset instead of getting no \
-                 answer, because the filter does not fit on the listener: {error}; give fewer \
+                "connections of forbidden clients are reset instead of getting no answer, because \
+                 the filter does not fit on the listener: {error}; use fewer \
                  loadBalancerSourceRanges, or raise net.core.optmem_max"
             ),
             Some(Ok(())) if self.0.is_over(&name.label()) => tracing::info!(
                 %service,
-                "the filter fits on the listener: clients that may not call get no answer"
+                "the filter fits on the listener again: forbidden clients get no answer"
             ),
             _ => {}
         }

@@ -53,22 +53,22 @@ pub fn unsupported(port: &ServicePort, default: SchedulerName) -> Vec<Reason> {
         Some(way @ (Forwarding::Dr | Forwarding::Tunnel)) => Some(Reason::new(
             Preferences::FORWARDING,
             format!(
-                "{way} leaves packets as they are, but here connections end at the node and go \
-                 on from it, as with fullnat; ipvs mode has {way}"
+                "{way} does not change packets, but here connections end at the node, which opens \
+                 its own to the endpoint, as with fullnat; ipvs mode has {way}"
             ),
         )),
         Some(Forwarding::Nat | Forwarding::FullNat) | None => None,
     };
     let drain_timeout = preferences.drain_timeout.map(|_| {
-        let why = "connections to an endpoint that left go on until one side ends them; ipvs \
-                   mode can end them sooner";
+        let why = "connections to a removed endpoint continue until one side ends them; ipvs mode \
+                   can end them sooner";
         Reason::new(Preferences::DRAIN_TIMEOUT, why)
     });
     let udp = port.name.protocol == Protocol::Udp;
     let proxy_protocol = preferences.proxy_protocol.filter(|_| udp).map(|version| {
         let why = format!(
-            "{version} is sent on TCP connections, not on UDP datagrams: after nat rules the \
-             address that a datagram was sent to is not known"
+            "{version} is sent on TCP connections, not on UDP datagrams: nat rules hide the \
+             address to which a datagram was sent"
         );
         Reason::new(Preferences::PROXY_PROTOCOL, why)
     });

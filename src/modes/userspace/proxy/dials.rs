@@ -49,8 +49,8 @@ pub struct Dials {
 /// As many ServicePorts are followed as may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "connections to endpoints of {MOST_FOLLOWED} ServicePorts are followed, which is as many as \
-     may be: try again when a tripod trace has ended"
+    "connections to endpoints of {MOST_FOLLOWED} ServicePorts are already being followed, which is \
+     the maximum: try again when another tripod trace has ended"
 )]
 pub struct TooMany;
 

@@ -219,9 +219,9 @@ impl ServiceGroup {
             tracing::warn!(
                 service = %self.label,
                 %endpoint,
-                "this endpoint is ejected, because it did not answer {times} times in a row: others \
-                 get its connections, and one connection tries it now and then; tripod services \
-                 shows all that are"
+                "this endpoint is ejected, because it did not answer {times} times in a row: \
+                 others get its connections, and one connection tries it now and then; tripod \
+                 services shows all ejected endpoints"
             );
         }
     }

@@ -138,8 +138,8 @@ impl Shared {
                     service = %group.label,
                     %client,
                     open,
-                    "this client has as many connections of the Service as it may have: its new \
-                     connections are reset, and datagrams of its new UDP flows are dropped \
+                    "this client reached its connection limit: its new connections are reset, and \
+                     datagrams of its new UDP flows are dropped \
                      (--userspace-max-connections-per-client, or the annotation \
                      tripod.proxy/max-connections-per-client); \
                      tripod_userspace_client_limited_total counts them"
@@ -148,7 +148,7 @@ impl Shared {
         } else if group.usage.client_logged.is_over() {
             tracing::info!(
                 service = %group.label,
-                "no client of this Service has reached its limit of connections for a minute"
+                "no client of this Service has been at its connection limit for a minute"
             );
         }
         counted
@@ -165,8 +165,8 @@ impl Shared {
                 tracing::warn!(
                     service = %group.label,
                     open = group.usage.all(),
-                    "the Service has as many connections as it may have: new ones wait, and \
-                     datagrams of new UDP clients are dropped (--userspace-max-connections, or the \
+                    "the Service reached its connection limit: new connections wait, and datagrams \
+                     of new UDP clients are dropped (--userspace-max-connections, or the \
                      annotation tripod.proxy/max-connections); \
                      tripod_userspace_service_limited_total counts it"
                 );
@@ -175,7 +175,7 @@ impl Shared {
             tracing::info!(
                 service = %group.label,
                 open = group.usage.all(),
-                "the Service has been below its limit of connections for a minute"
+                "the Service has been below its connection limit for a minute"
             );
         }
         place

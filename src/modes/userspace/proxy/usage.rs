@@ -80,7 +80,7 @@ impl ConnectionLimits {
                 client: Some(most),
                 ..limits
             }),
-            _ => Err("it must be auto, none or a whole number from 1 on"),
+            _ => Err("it must be auto, none or a whole number greater than 0"),
         }
     }
 

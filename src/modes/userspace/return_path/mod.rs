@@ -177,7 +177,8 @@ impl ReturnPath {
         *self.unfinished.get_mut(family) = None;
         let message = match outcome {
             Ok(()) => Ok(format!(
-                "{family}: endpoints see clients, where their answers come back this way"
+                "{family}: endpoints see the client's address if their answers come back through \
+                 this node"
             )),
             Err(Failure::Passing(why)) => {
                 *self.unfinished.get_mut(family) = Some(without_effect(&why));
@@ -199,8 +200,8 @@ impl ReturnPath {
     async fn install(&self, family: Family) -> Result<(), Failure> {
         if family == Family::V4 && sysctl::read(SRC_VALID_MARK).is_ok_and(|v| v.trim() == "1") {
             return Err(Failure::Lasting(format!(
-                "{SRC_VALID_MARK} is 1 (wg-quick sets it), with which the kernel drops what is led \
-                 to a socket by its mark; set it to 0"
+                "{SRC_VALID_MARK} is 1 (wg-quick sets it), with which the kernel drops packets \
+                 that reach a socket by their mark; set it to 0"
             )));
         }
         let writer = self.writers.get(family).as_ref();

@@ -46,7 +46,11 @@ fn the_way_of_answers_comes_is_repaired_and_goes() {
         let mut return_path = showing_clients(&transparent);
         let messages = block_on(return_path.sync(BOTH));
         assert_eq!(messages.len(), 2, "{messages:?}");
-        let sees = |message: &Message| message.as_ref().is_ok_and(|n| n.contains("see clients"));
+        let sees = |message: &Message| {
+            message
+                .as_ref()
+                .is_ok_and(|n| n.contains("see the client's address"))
+        };
         assert!(messages.iter().all(sees), "{messages:?}");
         assert!(Family::ALL.iter().all(|f| transparent.is_shown(*f)));
         let there = traces();

@@ -40,8 +40,13 @@ fn a_service_port_without_endpoints_in_use_says_why() {
             &[][..],
             "though it has a selector",
         ),
-        ("", "IPv4", &[], "no selector by which one would be written"),
-        ("selector: {},", "IPv4", &[], "no selector by which one"),
+        (
+            "",
+            "IPv4",
+            &[],
+            "no selector for which one would be written",
+        ),
+        ("selector: {},", "IPv4", &[], "no selector for which one"),
         (
             "selector: {app: a},",
             "IPv4",
@@ -82,7 +87,7 @@ fn a_service_port_without_endpoints_in_use_says_why() {
             "",
             "IPv4",
             &[(http, "{addresses: [127.0.0.1]}")],
-            "1 left out: an endpoint cannot have a loopback",
+            "1 ignored: an endpoint cannot have a loopback",
         ),
     ] {
         let found = why(selector, family, slices, Reach::Any).expect("none is in use");

@@ -51,7 +51,7 @@ fn an_object_that_cannot_be_used_is_logged_once_and_when_it_can() {
         "{wrong}"
     );
     assert!(
-        over.contains("Services b/a: all of it can be used now"),
+        over.contains("Services b/a: the object is valid again"),
         "{over}"
     );
 }
@@ -157,7 +157,7 @@ fn what_cannot_be_used_is_recorded_until_it_can() {
         line(&mut intake, "MODIFIED", refused("good"));
     });
     assert_eq!(log.len(), 4, "{log:#?}");
-    assert!(log[0].contains("nothing of it is used"), "{log:#?}");
+    assert!(log[0].contains("it is not used"), "{log:#?}");
     assert!(
         log[3].contains("last valid version stays in use"),
         "{log:#?}"

@@ -186,8 +186,8 @@ fn only_the_broken_object_stays_as_it_was() {
         assert_eq!(
             reports[1..],
             [
-                "x.yaml: until what is broken is mended or taken out, its last good version stays in \
-              force: Service default/x"
+                "x.yaml: these objects stay at their last valid version until the invalid part is \
+                 corrected or removed: Service default/x"
             ]
         );
         // That it stays is reported once.
@@ -203,15 +203,15 @@ fn only_the_broken_object_stays_as_it_was() {
         assert_eq!(events, ["-default/x"]);
         assert_eq!(
             reports.last().map(String::as_str),
-            Some("x.yaml: no longer kept as it was: Service default/x")
+            Some("x.yaml: up to date again: Service default/x")
         );
         let (events, reports) = take(&mut folder, &[("x.yaml", file(&[&a, &b, &x]))]);
         assert_eq!(events, ["+default/x"]);
         assert_eq!(
             reports,
             [
-                "x.yaml: no longer kept as it was: Service default/b",
-                "x.yaml: good again, and in force as it is"
+                "x.yaml: up to date again: Service default/b",
+                "x.yaml: valid again; all of it is used"
             ]
         );
     }
@@ -254,8 +254,8 @@ fn what_may_be_in_an_unreadable_part_is_not_removed() {
         assert_eq!(
             reports[1..],
             [
-                "x.yaml: a part of it cannot be read, which may have what is not found elsewhere in \
-              it; until that is mended or taken out, this is not removed: Service default/b"
+                "x.yaml: part of the file cannot be read and may contain these objects, which are \
+                 not removed until it is corrected: Service default/b"
             ]
         );
         // A file of which nothing can be read keeps all.
@@ -270,17 +270,20 @@ fn what_may_be_in_an_unreadable_part_is_not_removed() {
             &[("x.yaml", Found::Unreadable("gone mad".into()))],
         );
         assert_eq!(events, no_words());
-        assert_eq!(reports, ["x.yaml: gone mad; what it had stays in force"]);
+        assert_eq!(
+            reports,
+            ["x.yaml: gone mad; its last content stays applied"]
+        );
         let (events, reports) = take(&mut folder, &[("x.yaml", file(&[&c]))]);
         assert_eq!(events, ["-default/a", "-default/b"]);
         assert_eq!(
             reports.last().map(String::as_str),
-            Some("x.yaml: good again, and in force as it is")
+            Some("x.yaml: valid again; all of it is used")
         );
     }
     let unreadable = [("y.yaml", Found::Unreadable("gone mad".into()))];
     let (_, reports) = take(&mut Folder::default(), &unreadable);
-    assert_eq!(reports, ["y.yaml: gone mad; nothing of it is used"]);
+    assert_eq!(reports, ["y.yaml: gone mad; it is not used"]);
 }
 
 #[test]
@@ -289,7 +292,7 @@ fn an_object_that_is_there_thousands_of_times_is_named_once() {
     let (_, reports) = take(&mut Folder::default(), &[("x.yaml", text(&documents))]);
     assert_eq!(
         reports,
-        ["x.yaml: Service default/a is there 5000 times: the last one counts"]
+        ["x.yaml: Service default/a is defined 5000 times; the last definition is used"]
     );
 }
 
@@ -300,8 +303,8 @@ fn the_last_file_by_name_counts() {
         ("1.yaml", text(&service("a", "10.0.0.1"))),
         ("2.yaml", text(&service("a", "10.0.0.2"))),
     ];
-    let report =
-        "Service default/a is in 1.yaml and in 2.yaml: the latter counts, being last by name";
+    let report = "Service default/a is in 1.yaml and in 2.yaml: the latter is used, because its file name \
+         sorts last";
     assert_eq!(
         take(&mut folder, &files),
         (vec!["+default/a".into()], vec![report.into()])
@@ -348,10 +351,10 @@ fn oddities_are_named() {
             "x.yml: v1 Pod is ignored: a service proxy reads v1 Service, v1 Node, \
              discovery.k8s.io/v1 EndpointSlice and networking.k8s.io/v1 ServiceCIDR",
             "x.yml: document 5: Service other/b: spec.externalIPs[0] is \"nowhere\": not an IP \
-             address; this value is left out",
+             address; ignoring this value",
             "x.yml: document 5: Service other/b: spec.externalIPs[1] is \"fd00::1\": the Service \
-             has no IPv6 cluster IP; this value is left out",
-            "x.yml: Service default/a is there 2 times: the last one counts",
+             has no IPv6 cluster IP; ignoring this value",
+            "x.yml: Service default/a is defined 2 times; the last definition is used",
         ]
     );
 }

@@ -180,10 +180,10 @@ fn yaml_error(error: &serde_saphyr::Error) -> Broken {
 /// grammar.
 fn in_words(reason: String) -> String {
     match reason.as_str() {
-        "invalid i32" | "invalid i64" => "a whole number belongs here".to_owned(),
-        "expected mapping start" => "`key: value` pairs belong here".to_owned(),
-        "expected string scalar" => "a single value belongs here".to_owned(),
-        "expected sequence start" => "a list belongs here".to_owned(),
+        "invalid i32" | "invalid i64" => "expected a whole number".to_owned(),
+        "expected mapping start" => "expected `key: value` pairs".to_owned(),
+        "expected string scalar" => "expected a single value".to_owned(),
+        "expected sequence start" => "expected a list".to_owned(),
         "recursion limit exceeded" => "nested too deeply".to_owned(),
         _ => reason,
     }

@@ -86,8 +86,8 @@ pub(super) fn read<T>(
         }
         if left == 0 {
             contents.broken.push(Broken::because(format!(
-                "too many items of the list are broken: those after items[{item}] are not read; \
-                 mend what is named, or write each object as a document of its own"
+                "too many items of the list are invalid: those after items[{item}] are not read; \
+                 correct the named items, or write each object as a separate document"
             )));
             break;
         }
@@ -156,7 +156,7 @@ fn kind_of(
     of: Option<(&str, &str)>,
 ) -> Result<(String, String), &'static str> {
     let Loose(Some(header)) = item else {
-        return Err("not a Kubernetes object: `key: value` pairs belong here");
+        return Err("not a Kubernetes object: expected `key: value` pairs");
     };
     match of {
         Some((api_version, kind)) if header.kind == Text::Absent => {

@@ -97,7 +97,7 @@ fn faults_name_their_line() {
             "apiVersion: v1\nkind: Service\nspec:\n  ports:\n  - port: eighty\n",
             Format::Yaml,
             Some(5),
-            "a whole number belongs here (at `- port: eighty`)",
+            "expected a whole number (at `- port: eighty`)",
         ),
         (
             "apiVersion: v1\nkind: Service\nspec:\n\tports: []\n",
@@ -170,8 +170,8 @@ fn a_broken_item_does_not_hide_the_others() {
         assert_eq!(read, [1, 6, 10], "{broken:#?}");
         let begin = [
             "line 2: items[0]: Service n/b: ",
-            "items[2]: not a Kubernetes object: `key: value` pairs belong here []",
-            "items[3]: not a Kubernetes object: `key: value` pairs belong here []",
+            "items[2]: not a Kubernetes object: expected `key: value` pairs []",
+            "items[3]: not a Kubernetes object: expected `key: value` pairs []",
             "line 6: items[4]: Node node-1: ",
             "items[5]: not a Kubernetes object: it has no apiVersion []",
             "line 10: items[8]: ",

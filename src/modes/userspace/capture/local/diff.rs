@@ -144,7 +144,7 @@ fn delivery(
         Ok(delivery) => {
             if delivery == Delivery::WholeAddress && environment.matches_ports {
                 report.messages.push(format!(
-                    "{frontend}: all ports of the address reach what listens on all \
+                    "{frontend}: all ports of the address reach programs that listen on all \
                      addresses of this node, because routing rules cannot match port 65535"
                 ));
             }

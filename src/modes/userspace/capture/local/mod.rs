@@ -321,8 +321,8 @@ impl Local {
             let ability = Ability::PortRules(family);
             report.messages.push(format!(
                 "{family}: service addresses become plain local routes, so that each of their \
-                 ports reaches whatever listens on all addresses of this node, for lack of \
-                 {ability} ({why}; {})",
+                 ports reaches any program that listens on all addresses of this node, because \
+                 this kernel lacks {ability} ({why}; {})",
                 ability.remedy()
             ));
         }

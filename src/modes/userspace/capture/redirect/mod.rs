@@ -393,8 +393,8 @@ impl Redirect {
                 let emptying = transaction.emptying(is_empty);
                 let made = self.writer.run_in_parts(&emptying).await?;
                 report.messages.push(format!(
-                    "{}: chains that nothing needs any more are left empty, because another \
-                     program's rule leads to one of them: {error}",
+                    "{}: chains that are no longer needed stay, empty, because a rule of another \
+                     program jumps to one of them: {error}",
                     self.writer.family()
                 ));
                 made
@@ -422,8 +422,8 @@ impl Redirect {
         let mut missing = Vec::new();
         if !self.features.contains(Extension::Conntrack) {
             missing.push(format!(
-                "{family}: the local ports of our listeners can be called from outside, because \
-                 table filter with the conntrack match is missing here"
+                "{family}: the local ports of Tripod's listeners can be called from outside, \
+                 because table filter with the conntrack match is missing here"
             ));
         }
         if !self.features.contains(Extension::Socket) {

@@ -97,9 +97,9 @@ impl Stale {
                 self.is_lasting = failure.is_lasting;
                 let error = failure.error;
                 Err(format!(
-                    "{family}: a client may not reach a Service that came or changed while it \
-                     was sending, because we {error}; the kernel needs \
-                     nf_conntrack_netlink, and Tripod CAP_NET_ADMIN"
+                    "{family}: a client may not reach a Service that was added or changed while it \
+                     was sending, because Tripod {error}; the kernel needs nf_conntrack_netlink, \
+                     and Tripod CAP_NET_ADMIN"
                 ))
             }
         }

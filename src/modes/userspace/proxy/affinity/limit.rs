@@ -69,8 +69,8 @@ impl PinLimit {
             tracing::warn!(
                 service = %label,
                 remembered = self.most,
-                "as many clients with session affinity are remembered as there may be: each new \
-                 one replaces the one that was silent for longest, which may get another endpoint; \
+                "the maximum number of clients with session affinity is remembered: each new one \
+                 replaces the one that was silent for longest, which may get another endpoint; \
                  shorten sessionAffinityConfig.clientIP.timeoutSeconds, or limit who may call \
                  (loadBalancerSourceRanges); tripod_userspace_affinity_evicted_total counts them"
             );

@@ -106,7 +106,7 @@ impl<'a> Search<'a> {
                 .comes_back(self.group, net::Protocol::Tcp, endpoint.address)
             {
                 self.attempts += 1;
-                self.failed(endpoint.address, &"its calls come back here");
+                self.failed(endpoint.address, &"calls to it come back to this process");
                 continue;
             }
             let lease = endpoint.lease();
@@ -124,7 +124,7 @@ impl<'a> Search<'a> {
                 Ok(stream) => {
                     self.remember(endpoint.address, Ok(&stream));
                     if self.shared.ports_logged.is_over() {
-                        tracing::info!("for a minute no connection lacked a local port");
+                        tracing::info!("local ports are available again");
                     }
                     return Some(Dialed { stream, lease });
                 }

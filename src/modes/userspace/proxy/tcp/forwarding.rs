@@ -111,8 +111,8 @@ fn ends_stalled(shared: &Shared, group: &ServiceGroup) -> bool {
             tracing::warn!(
                 service = %group.label,
                 "connections are reset because one end does not read: the kernel's buffers for \
-                 them are memory of this process, and its limit is near; raise the limit of \
-                 memory; tripod_userspace_stalled_ended_total counts them"
+                 them count as memory of this process, which is near its limit; raise the memory \
+                 limit; tripod_userspace_stalled_ended_total counts them"
             );
         }
     }

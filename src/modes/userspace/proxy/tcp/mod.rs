@@ -148,8 +148,8 @@ fn leaves_to_others(shared: &Shared, group: &ServiceGroup) -> bool {
             service = %group.label,
             connections,
             "new connections wait: this port of the Service uses more than three times as many \
-             file descriptors as are free, or as there is memory for, and the rest is for other \
-             Services; raise the limit of open files (ulimit -n) or of memory; \
+             file descriptors as are free, or as there is memory for, and the rest is reserved for \
+             other Services; raise the limit of open files (ulimit -n) or of memory; \
              tripod_userspace_accept_paused_total counts it"
         );
     }

@@ -157,7 +157,7 @@ pub async fn run(ring: Ring) {
     let (driver, event) = match Driver::new(ring) {
         Ok(made) => made,
         Err(error) => {
-            tracing::warn!("a worker goes without io_uring: {error}");
+            tracing::warn!("a worker runs without io_uring: {error}");
             return;
         }
     };
@@ -183,7 +183,7 @@ pub async fn run(ring: Ring) {
         while let Err(error) = driver.serve().await {
             // No more connections are given to it.
             if OWN.take().is_some() {
-                tracing::warn!("a worker goes on without io_uring: {error}");
+                tracing::warn!("a worker continues without io_uring: {error}");
             }
             sleep(PAUSE).await;
         }

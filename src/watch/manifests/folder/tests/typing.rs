@@ -65,8 +65,8 @@ fn an_unknown_field_like_no_other_is_left_out() {
     assert!(newer.contains("quantum"));
     let (events, reports) = take(&mut folder, &[("x.yaml", text(&newer))]);
     assert_eq!(events, ["+default/a"]);
-    let expected = "x.yaml: document 1: Service default/a: unknown field spec.quantum; this value \
-                    is left out";
+    let expected = "x.yaml: document 1: Service default/a: unknown field spec.quantum; ignoring \
+                    this value";
     assert_eq!(reports, [expected]);
     assert_eq!(folder.faults().count(), 0);
 }

@@ -73,7 +73,7 @@ impl Associations {
                     return Some(Found { endpoint, flow });
                 }
                 Err(NotBegun::ComesBack) => {
-                    let error = io::Error::other("its calls come back here");
+                    let error = io::Error::other("calls to it come back to this process");
                     self.unreachable(key, &endpoint, tried, &error);
                 }
                 Err(NotBegun::Full(Full::All)) => return self.exhausted("file descriptors"),
