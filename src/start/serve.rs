@@ -129,13 +129,7 @@ async fn begin_to_serve(settings: Settings, signals: ending::Signals) -> Done {
     let addresses = Addresses::open(Arc::clone(&node_ports))?;
     let (sender, batches) = mpsc::channel(1);
     eject(&sender, &mut runner, mode, &registry, recorder)?;
-    let followed = api::Settings {
-        node_weights: settings.own.node_weights,
-        service_cidrs: mode == ModeName::Nftables,
-        health: objects,
-        ..api::Settings::for_node(&node)
-    };
-    source.follow(followed, sender);
+    source.follow(followed(&settings, mode, &node, objects), sender);
     let sockets = userspace::workers(settings.own.workers);
     let (taken_over, serves) = succession::take_over(sockets, handover.clone(), listeners);
     runner.follow(serves);
@@ -182,6 +176,21 @@ fn serve_health(
         serving.spawn(serve::health(at, Arc::clone(health), registry)?);
     }
     Ok(())
+}
+
+/// Returns which objects are followed, and where it is recorded how that goes.
+fn followed(
+    settings: &Settings,
+    mode: ModeName,
+    node: &str,
+    health: Arc<SourceHealth>,
+) -> api::Settings {
+    api::Settings {
+        node_weights: settings.own.node_weights,
+        service_cidrs: mode == ModeName::Nftables,
+        health,
+        ..api::Settings::for_node(node)
+    }
 }
 
 /// Ejects endpoints that do not answer, if the kernel forwards their connections: userspace

@@ -29,8 +29,12 @@ fn is_name(text: &str) -> bool {
 }
 
 fn is_there(folder: &Path, name: &str) -> bool {
-    let path = folder.join(name.trim_end_matches('/'));
-    path.exists() || path.with_extension("rs").exists()
+    // The files of a crate are in its folder `src`.
+    let mut folders = [folder.to_owned(), folder.join("src")].into_iter();
+    folders.any(|folder| {
+        let path = folder.join(name.trim_end_matches('/'));
+        path.exists() || path.with_extension("rs").exists()
+    })
 }
 
 #[test]

@@ -354,7 +354,8 @@ fn commands_in_running_text_are_known() {
 
 #[test]
 fn variables_for_tests_are_read() {
-    let sources = [sources(&root().join("src")), sources(&root().join("tests"))].concat();
+    let folders = ["src", "crates", "tests"];
+    let sources = folders.map(|folder| sources(&root().join(folder))).concat();
     let benches = self::sources(&root().join("benches"));
     let mut found = BTreeSet::new();
     for (path, document) in all_documents() {
