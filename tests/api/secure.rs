@@ -280,7 +280,7 @@ fn without_the_api_server_only_those_whom_it_let_may_read() {
         tcp.server.up();
         let again = async || get(&anyone, "/metrics", "t2").await;
         until("it is asked again", again, |got| got.status == 200).await;
-        tripod.logs_once(&["INFO", "can be asked again who has access"]);
+        tripod.logs_once(&["INFO", "answers again who has access"]);
     });
 }
 
