@@ -230,10 +230,12 @@ impl<'a, K: Kind> Follower<'a, K> {
             self.health.fails(K::PLURAL, text.as_str());
         }
         if !by_chance && outage.logged.differs(&text) {
-            warn!(
-                "{} cannot be followed: {text}; the last known state stays applied",
-                K::PLURAL
-            );
+            let is_known = (self.health.kinds().get(K::PLURAL)).is_some_and(|kind| kind.complete);
+            let meanwhile = match is_known {
+                true => "the last known state stays applied",
+                false => "nothing is applied before they are known",
+            };
+            warn!("{} cannot be followed: {text}; {meanwhile}", K::PLURAL);
         }
         pause
     }
