@@ -121,7 +121,7 @@ pub(super) fn command() -> Command {
                 .long("hostname-override")
                 .value_name("NAME")
                 .requires("manifests"),
-            "Name of the node to act as; without it this machine, or the first node",
+            "Node to act as; without it, this machine or the first node",
             "Name of the node to act as, which determines the endpoints on this node and on \
              others; without it, this machine's name if the manifests have such a node, otherwise \
              their first node",
@@ -143,7 +143,7 @@ fn cluster_arguments() -> [Arg; 7] {
         making("kubeconfig")
             .value_name("FILE")
             .value_parser(value_parser!(PathBuf))
-            .help("Kubeconfig file; - is standard input; without it, that of kubectl")
+            .help("Kubeconfig; - is standard input; without it, as kubectl")
             .long_help(
                 "Kubeconfig file for creating them; - is standard input; without it, $KUBECONFIG, \
                  or .kube/config in the home directory",
@@ -159,7 +159,7 @@ fn cluster_arguments() -> [Arg; 7] {
             .value_delimiter(',')
             .default_value(EXTERNAL)
             .value_parser(external)
-            .help("Networks for external and load-balancer IPs")
+            .help("Networks to use")
             .long_help("Networks from which external IPs and load-balancer IPs are taken"),
         flag("service")
             .value_name("NAMESPACE/NAME")

@@ -168,7 +168,7 @@ mod tests {
             again,
             "WARN repaired c, which another program had changed",
             again,
-            "ERROR repaired a again, which another program keeps changing: find it",
+            "ERROR repaired a again, which another program keeps changing: find this",
             "for 10 minutes",
             "WARN repaired a, which another program had changed",
         ];

@@ -114,10 +114,10 @@ mod tests {
     #[test]
     fn a_mode_that_is_not_named_is_noticed() {
         for (flags, noticed) in [
-            (&[][..], Some("ipvs mode if it can")),
+            (&[][..], Some("ipvs mode if possible")),
             (
                 &["--feature-gates=KubeProxyIPVS=false"],
-                Some("nftables mode if it can"),
+                Some("nftables mode if possible"),
             ),
             (&["--proxy-mode=ipvs"], None),
         ] {

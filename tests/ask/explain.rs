@@ -318,7 +318,7 @@ fn a_service_stands_for_its_cluster_ips() {
             ),
             (
                 "shop",
-                "no Service default/shop is served on this node: a headless one",
+                "no Service default/shop is served on this node: headless Services",
             ),
         ] {
             let printed = tripod(&lab.node, &["explain", "--to", to]);

@@ -70,7 +70,7 @@ pub(super) const PROXYING: &[Flag] = &[
         "This node's address, instead of that of its Node object; in spite of the name, nothing is \
          bound to it",
     )
-    .line("This node's address, instead of that of its Node object"),
+    .line("This node's address, if not that of its Node object"),
     Flag::text(
         "detect-local-mode",
         "HOW",

@@ -24,6 +24,6 @@ fn notifications_that_cannot_be_read_are_logged_once_and_when_they_can() {
     let [failed, over] = &log[..] else {
         panic!("{log:#?}");
     };
-    assert!(failed.contains("start Tripod again"), "{failed}");
+    assert!(failed.contains("restart Tripod"), "{failed}");
     assert!(over.contains("can be read again"), "{over}");
 }

@@ -119,7 +119,7 @@ fn a_slice_without_ports_is_named_as_such() {
     let port = tracker.map().iter().next().expect("a ServicePort");
     let why = port.endpoints.none_in_use(Reach::Any).unwrap_or_default();
     assert!(
-        why.contains("has an unnamed TCP port, nor any other, as where targetPort"),
+        why.contains("has an unnamed TCP port, nor any other (perhaps targetPort"),
         "{why}"
     );
 }

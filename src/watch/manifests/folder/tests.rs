@@ -172,7 +172,10 @@ fn only_the_broken_object_stays_as_it_was() {
     let mut folder = Folder::default();
     take(&mut folder, &[("x.yaml", file(&[&a, &b, &x]))]);
     // Of another type than it should be, and with a value that cannot be.
-    for (broken, reason) in [("eighty", "a whole number"), ("0", "spec.ports[0].port is")] {
+    for (broken, reason) in [
+        ("eighty", "expected a whole number"),
+        ("0", "spec.ports[0].port is"),
+    ] {
         // Without b, and with a changed, which counts at once.
         let a2 = service("a", "10.0.0.3");
         let bad = x.replace("port: 80", &format!("port: {broken}"));
@@ -262,7 +265,7 @@ fn what_may_be_in_an_unreadable_part_is_not_removed() {
         let (events, reports) = take(&mut folder, &[("x.yaml", text(unreadable))]);
         assert_eq!(events, no_words());
         assert!(
-            reports[1].ends_with("not removed: Service default/a, Service default/c"),
+            reports[1].ends_with("corrected: Service default/a, Service default/c"),
             "{reports:?}"
         );
         let (events, reports) = take(
