@@ -19,7 +19,7 @@ use tripod::{
     kernel::{addresses::AddressChanges, probe::Kernel},
     modes::{
         Mode, SyncReport,
-        iptables::{Iptables, Setup},
+        iptables::{Iptables, Setup, plan::UNDIVIDED},
     },
     net::PerFamily,
     node::NodePorts,
@@ -71,6 +71,7 @@ fn setup(flags: &[&str], metrics: Metrics) -> Setup {
         configuration: settings.configuration,
         configured: effective,
         dispatch: settings.own.iptables_dispatch,
+        undivided: UNDIVIDED,
         metrics: Arc::new(metrics),
     }
 }

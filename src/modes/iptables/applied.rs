@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use hashbrown::HashSet;
-
 use super::{count::RuleCount, plan::Options};
 use crate::{
     kernel::xtables::{desired::Entry, rule::Table},
@@ -112,15 +110,19 @@ impl Applied {
     }
 
     /// Returns how much there will be once those of `map` are applied that
-    /// `changed`.
-    pub fn size_after(&self, map: &ServiceMap, changed: &HashSet<ServicePortName>) -> Size {
+    /// `changed`. Each is named once.
+    pub fn size_after<'a>(
+        &self,
+        map: &ServiceMap,
+        changed: impl Iterator<Item = &'a ServicePortName>,
+    ) -> Size {
         let endpoints = |port: &Arc<ServicePort>| port.endpoints.all.len();
         let mut size = Size {
             ports: self.ports.iter().len(),
             endpoints: self.endpoints,
         };
         let of_family = |name: &&ServicePortName| name.family == self.options.family;
-        for name in changed.iter().filter(of_family) {
+        for name in changed.filter(of_family) {
             if let Some(old) = self.port(name) {
                 size.ports -= 1;
                 size.endpoints = size.endpoints.saturating_sub(endpoints(old));

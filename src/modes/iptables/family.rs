@@ -1,5 +1,9 @@
 //! One IP family: what is known of it, and bringing it in step.
 
+use std::{mem, time::Duration};
+
+use hashbrown::HashSet;
+
 use super::{
     Error, Setup,
     accounts::Accounts,
@@ -7,7 +11,7 @@ use super::{
     cleanup::OWNED,
     count::Done,
     counters::{Counters, Failure},
-    diff::{Change, Full},
+    diff::{Change, Full, Limits},
     execute::Execution,
     observe::observe,
     plan::{self, Options},
@@ -15,7 +19,7 @@ use super::{
 };
 use crate::{
     kernel::xtables::{
-        Toolkit,
+        Engine, Toolkit,
         desired::RuleSet,
         difference::Comparison,
         features::Features,
@@ -23,7 +27,7 @@ use crate::{
         rule::Table,
         run::{Refusals, Refused, Writer},
         sync_watch::SyncWatch,
-        transaction::Transaction,
+        transaction::{CHAIN, Transaction},
     },
     log_once::LogOnce,
     modes::{
@@ -49,7 +53,8 @@ pub struct ServedFamily {
     pub watch: SyncWatch,
     /// What was applied, unless the cache's state is unknown.
     applied: Option<Applied>,
-    state: FamilyState<()>,
+    /// With the ServicePorts of which more changes with the next sync.
+    state: FamilyState<HashSet<ServicePortName>>,
     /// Whether rules that are not among the applied ones jump to chains of ServicePorts: packets
     /// would reach through them what a change puts there.
     leads_left: bool,
@@ -193,8 +198,11 @@ impl ServedFamily {
             let of_family = names.filter(|name| name.family == self.family);
             self.state.flows.came_in_force(of_family, map);
         }
+        let is_pending = !self.state.pending().is_empty();
         let mut report = SyncReport {
             examined: done.examined,
+            // Changes of others come between.
+            next_check: is_pending.then_some(Duration::ZERO),
             unsupported: unsupported::of_changed(self.family, map, changes, |port| {
                 plan::unsupported(port, self.features)
             }),
@@ -218,7 +226,10 @@ impl ServedFamily {
     ) -> Options {
         let now = self.applied.as_ref().map(|applied| &applied.options);
         let size = match &self.applied {
-            Some(applied) => applied.size_after(map, &changes.ports),
+            Some(applied) => {
+                let changed = changes.ports.union(self.state.pending());
+                applied.size_after(map, changed)
+            }
             None => Size::of(map, self.family),
         };
         let node = map.this_node();
@@ -232,6 +243,16 @@ impl ServedFamily {
             tracing::info!("{why}");
         }
         options
+    }
+
+    fn limits(&self, options: &Options) -> Limits {
+        let weight = self.writer.chunk();
+        let chains = match self.writer.engine {
+            Engine::NfTables => (weight / CHAIN).min(options.undivided),
+            // It writes the whole table for each step.
+            Engine::Legacy => usize::MAX,
+        };
+        Limits { chains, weight }
     }
 
     /// Compares the tables with what they are to hold for `map`. Changes nothing.
@@ -248,7 +269,8 @@ impl ServedFamily {
         let settings = Difference::of_settings(settings(&options));
         let observed = self.observe().await?;
         let chains = observed.chains();
-        let steps = Full::new(map, observed, &self.fixed(&options), options).steps();
+        let fixed = self.fixed(&options);
+        let steps = Full::new(map, observed, &fixed, options, usize::MAX).steps();
         let differences = steps.iter().flat_map(|group| {
             let owner = group.owner.as_ref();
             let ops = group.ops.iter();
@@ -336,8 +358,11 @@ impl ServedFamily {
         changes: &Changes,
     ) -> Result<Done, Error> {
         let family = self.family;
+        let limits = self.limits(&applied.options);
         let of_family = |name: &&ServicePortName| name.family == family;
-        let mut names: Vec<&ServicePortName> = changes.ports.iter().filter(of_family).collect();
+        let pending = self.state.pending().clone();
+        let names = changes.ports.iter().chain(&pending);
+        let mut names: Vec<&ServicePortName> = names.filter(of_family).collect();
         let gone: Vec<ServicePortName>;
         if changes.full {
             // `changes` does not name what a failed sync left behind.
@@ -350,9 +375,10 @@ impl ServedFamily {
         names.retain(|name| !self.state.has_failed(name));
         names.sort_unstable();
         names.dedup();
-        let change = Change::new(&applied, map, names);
+        let mut change = Change::new(&applied, map, names, limits);
         let mut execution = Execution::new(&self.writer, &self.progress);
         execution.change(&change).await?;
+        *self.state.pending() = mem::take(&mut change.pending);
         change.commit(&mut applied);
         execution.done.total = applied.rules;
         self.applied = Some(applied);
@@ -369,7 +395,8 @@ impl ServedFamily {
     ) -> Result<Done, Error> {
         let fixed = self.fixed(&options);
         let serves_localhost = options.serves_localhost();
-        let mut full = Full::new(map, observed, &fixed, options);
+        let chains = self.limits(&options).chains;
+        let mut full = Full::new(map, observed, &fixed, options, chains);
         let mut execution = Execution::new(&self.writer, &self.progress);
         if differs == Differs::ByOthers {
             execution.record_changed_chains();
@@ -405,6 +432,9 @@ impl ServedFamily {
         if !self.state.is_complete() || self.accounts.missing().is_some() {
             self.state.suspect();
         }
+        let mut pending = mem::take(&mut full.pending);
+        pending.retain(|name| !self.state.has_failed(name));
+        *self.state.pending() = pending;
         let applied = full.applied(|name| self.state.has_failed(name));
         let done = Done {
             total: applied.rules,

@@ -9,7 +9,7 @@ use ipnet::IpNet;
 
 use crate::{
     kernel::xtables::features::Features,
-    modes::iptables::plan::{DetectLocal, Dispatch, Options},
+    modes::iptables::plan::{DetectLocal, Dispatch, Options, UNDIVIDED},
     net::Family,
     node::Served,
     services::{Endpoint, Endpoints, ServicePort, service_ports},
@@ -41,6 +41,7 @@ pub(in crate::modes::iptables) fn options() -> Options {
         features: Features::ALL,
         large_cluster: false,
         dispatch: Dispatch::Linear,
+        undivided: UNDIVIDED,
     }
 }
 
