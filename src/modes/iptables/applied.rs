@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{count::RuleCount, plan::Options};
+use super::{count::RuleCount, large, plan::Options};
 use crate::{
     kernel::xtables::{desired::Entry, rule::Table},
     modes::references::References,
@@ -110,12 +110,15 @@ impl Applied {
     }
 
     /// Returns how much there will be once those of `map` are applied that
-    /// `changed`. Each is named once.
+    /// `changed`. Each is named once. There is not less while one of them takes a step that adds
+    /// or removes `most` endpoints: all rules would be compared, and all chains go at once.
     pub fn size_after<'a>(
         &self,
         map: &ServiceMap,
         changed: impl Iterator<Item = &'a ServicePortName>,
+        most: usize,
     ) -> Size {
+        let mut has_step = false;
         let endpoints = |port: &Arc<ServicePort>| port.endpoints.all.len();
         let mut size = Size {
             ports: self.ports.iter().len(),
@@ -123,14 +126,19 @@ impl Applied {
         };
         let of_family = |name: &&ServicePortName| name.family == self.options.family;
         for name in changed.filter(of_family) {
-            if let Some(old) = self.port(name) {
+            let (old, new) = (self.port(name), map.get(name));
+            if let Some(old) = old {
                 size.ports -= 1;
                 size.endpoints = size.endpoints.saturating_sub(endpoints(old));
             }
-            if let Some(new) = map.get(name) {
+            if let Some(new) = new {
                 size.ports += 1;
                 size.endpoints += endpoints(new);
             }
+            has_step |= large::step(old.map(|old| &**old), new.map(|new| &**new), most).is_some();
+        }
+        if has_step {
+            size.endpoints = size.endpoints.max(self.endpoints);
         }
         size
     }

@@ -224,11 +224,12 @@ impl ServedFamily {
         map: &ServiceMap,
         changes: &Changes,
     ) -> Options {
+        let chains = self.limits(setup.undivided).chains;
         let now = self.applied.as_ref().map(|applied| &applied.options);
         let size = match &self.applied {
             Some(applied) => {
                 let changed = changes.ports.union(self.state.pending());
-                applied.size_after(map, changed)
+                applied.size_after(map, changed, chains)
             }
             None => Size::of(map, self.family),
         };
@@ -245,10 +246,10 @@ impl ServedFamily {
         options
     }
 
-    fn limits(&self, options: &Options) -> Limits {
+    fn limits(&self, undivided: usize) -> Limits {
         let weight = self.writer.chunk();
         let chains = match self.writer.engine {
-            Engine::NfTables => (weight / CHAIN).min(options.undivided),
+            Engine::NfTables => (weight / CHAIN).min(undivided),
             // It writes the whole table for each step.
             Engine::Legacy => usize::MAX,
         };
@@ -358,7 +359,7 @@ impl ServedFamily {
         changes: &Changes,
     ) -> Result<Done, Error> {
         let family = self.family;
-        let limits = self.limits(&applied.options);
+        let limits = self.limits(applied.options.undivided);
         let of_family = |name: &&ServicePortName| name.family == family;
         let pending = self.state.pending().clone();
         let names = changes.ports.iter().chain(&pending);
@@ -395,7 +396,7 @@ impl ServedFamily {
     ) -> Result<Done, Error> {
         let fixed = self.fixed(&options);
         let serves_localhost = options.serves_localhost();
-        let chains = self.limits(&options).chains;
+        let chains = self.limits(options.undivided).chains;
         let mut full = Full::new(map, observed, &fixed, options, chains);
         let mut execution = Execution::new(&self.writer, &self.progress);
         if differs == Differs::ByOthers {

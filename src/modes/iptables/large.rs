@@ -175,9 +175,16 @@ mod tests {
     use super::*;
     use crate::{
         kernel::xtables::{desired::OwnerRules, difference::between, transaction::CHAIN},
-        modes::iptables::plan::{Options, plan, usual_options},
+        modes::iptables::{
+            applied::Applied,
+            count::RuleCount,
+            plan::{Options, plan, usual_options},
+        },
         net::Family,
-        services::service_ports::{endpoint, endpoints, port_name, service_port},
+        services::{
+            ServiceMap,
+            service_ports::{endpoint, endpoints, port_name, service_port},
+        },
     };
 
     /// Number of endpoints of a step.
@@ -252,6 +259,18 @@ mod tests {
             5,
             "those of this node are first"
         );
+    }
+
+    /// With fewer endpoints other comments are due in all rules, for which everything is compared.
+    #[test]
+    fn a_cluster_stays_large_until_the_last_step() {
+        for (count, expected) in [(55, 55), (9, 0)] {
+            let mut applied = Applied::new(options(), RuleCount::default());
+            applied.insert(Arc::new(port(0..count)));
+            let gone = [port(0..0).name];
+            let size = applied.size_after(&ServiceMap::default(), gone.iter(), MOST);
+            assert_eq!(size.endpoints, expected);
+        }
     }
 
     fn chains(groups: &[PortSteps]) -> Vec<Vec<&str>> {
