@@ -38,7 +38,10 @@ use tripod::{
     modes::{
         Mode,
         cleanup::{Cleanup, Running},
-        iptables::{self, Iptables, Setup, plan::DispatchChoice},
+        iptables::{
+            self, Iptables, Setup,
+            plan::{DispatchChoice, UNDIVIDED},
+        },
     },
     node::NodePorts,
     runner::metrics::Metrics,
@@ -177,6 +180,7 @@ impl Bench {
             configuration: settings.configuration,
             configured: settings.effective,
             dispatch,
+            undivided: UNDIVIDED,
             metrics: Arc::new(Metrics::register(&registry).expect("metrics")),
         };
         let runtime = tokio::runtime::Builder::new_current_thread()

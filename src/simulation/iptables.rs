@@ -32,6 +32,9 @@ use crate::{
 const STEPS: usize = 400;
 /// Number of seeds.
 const SEEDS: u32 = 2;
+/// Services have up to seven endpoints, of which so few make parts.
+const UNDIVIDED: usize = 2;
+
 /// iptables mode as the subject of the simulation, with the given engine.
 #[derive(Clone, Copy)]
 pub(super) struct OfIptables(pub(super) Engine);
@@ -51,6 +54,7 @@ impl Subject for OfIptables {
             configured: checked.effective,
             node_ports: Arc::new(node_ports),
             dispatch: Default::default(),
+            undivided: UNDIVIDED,
             metrics: Arc::new(metrics.clone()),
         };
         Iptables::new(setup, kernel, &Registry::new()).expect("a mode")

@@ -84,6 +84,7 @@ impl NodeContext<'_> {
                     configured: self.settings.effective.clone(),
                     node_ports: Arc::clone(self.node_ports),
                     dispatch: self.settings.own.iptables_dispatch,
+                    undivided: iptables::plan::UNDIVIDED,
                     metrics: metrics(&[])?,
                 };
                 let mode = Iptables::new(setup, self.kernel, self.registry)?;

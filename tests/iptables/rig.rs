@@ -22,7 +22,7 @@ use tripod::{
     kernel::probe::Kernel,
     modes::{
         Mode, SyncReport,
-        iptables::{Iptables, Setup},
+        iptables::{Iptables, Setup, plan::UNDIVIDED},
     },
     node::NodePorts,
     runner::{NodeAddresses, Runner, health::Health, metrics::Metrics, schedule},
@@ -73,6 +73,7 @@ fn setup(flags: &[&str], metrics: Metrics) -> Setup {
         configuration: settings.configuration,
         configured: effective,
         dispatch: settings.own.iptables_dispatch,
+        undivided: UNDIVIDED,
         metrics: Arc::new(metrics),
     }
 }

@@ -132,11 +132,6 @@ impl Error {
         }
     }
 
-    /// Returns true if it took longer than it may.
-    pub fn is_timeout(&self) -> bool {
-        matches!(self, Error::Run { source, .. } if source.kind() == io::ErrorKind::TimedOut)
-    }
-
     /// Returns true if a signal ended the program: what it had done by then is not known.
     pub(super) fn is_killed(&self) -> bool {
         matches!(self, Error::Failed { is_killed, .. } if *is_killed)

@@ -114,6 +114,12 @@ impl Observed {
         of_table.lists.get(chain).map(Vec::as_slice)
     }
 
+    /// Returns true if a table has this chain, which is ours alone and compared as a whole.
+    pub fn has_whole(&self, table: Table, chain: &str) -> bool {
+        let of_table = self.tables.get(&table);
+        of_table.is_some_and(|of_table| of_table.digests.contains_key(chain))
+    }
+
     /// Returns true if a table has this chain, which is ours, and it has no rules.
     pub fn is_empty(&self, table: Table, chain: &str) -> bool {
         self.tables.get(&table).is_some_and(|of_table| {

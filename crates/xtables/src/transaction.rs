@@ -72,7 +72,7 @@ pub struct Group<O> {
     pub ops: Vec<Op>,
 }
 
-/// What a chain weighs, in rules.
+/// The least that a chain weighs, in rules.
 pub const CHAIN: usize = 4;
 
 impl<O> Group<O> {
@@ -89,8 +89,9 @@ impl<O> Group<O> {
 
     /// Returns how much work it is, in rules.
     pub fn weight(&self) -> usize {
-        let of = |op: &Op| match op.action {
-            Action::Fill(_) | Action::FillLast(_) | Action::Delete => CHAIN,
+        let of = |op: &Op| match &op.action {
+            Action::Fill(rules) | Action::FillLast(rules) => CHAIN.max(rules.len()),
+            Action::Delete => CHAIN,
             _ => 1,
         };
         self.ops.iter().map(of).sum()

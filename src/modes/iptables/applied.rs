@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use hashbrown::HashSet;
 use net::Family;
 use xtables::{desired::Entry, rule::Table};
 
-use super::{count::RuleCount, plan::Options};
+use super::{count::RuleCount, large, plan::Options};
 use crate::{
     modes::references::References,
     services::{ByName, ServiceMap, ServicePort, ServicePortName},
@@ -112,23 +111,35 @@ impl Applied {
     }
 
     /// Returns how much there will be once those of `map` are applied that
-    /// `changed`.
-    pub fn size_after(&self, map: &ServiceMap, changed: &HashSet<ServicePortName>) -> Size {
+    /// `changed`. Each is named once. There is not less while one of them takes a step that adds
+    /// or removes `most` endpoints: all rules would be compared, and all chains go at once.
+    pub fn size_after<'a>(
+        &self,
+        map: &ServiceMap,
+        changed: impl Iterator<Item = &'a ServicePortName>,
+        most: usize,
+    ) -> Size {
+        let mut has_step = false;
         let endpoints = |port: &Arc<ServicePort>| port.endpoints.all.len();
         let mut size = Size {
             ports: self.ports.iter().len(),
             endpoints: self.endpoints,
         };
         let of_family = |name: &&ServicePortName| name.family == self.options.family;
-        for name in changed.iter().filter(of_family) {
-            if let Some(old) = self.port(name) {
+        for name in changed.filter(of_family) {
+            let (old, new) = (self.port(name), map.get(name));
+            if let Some(old) = old {
                 size.ports -= 1;
                 size.endpoints = size.endpoints.saturating_sub(endpoints(old));
             }
-            if let Some(new) = map.get(name) {
+            if let Some(new) = new {
                 size.ports += 1;
                 size.endpoints += endpoints(new);
             }
+            has_step |= large::step(old.map(|old| &**old), new.map(|new| &**new), most).is_some();
+        }
+        if has_step {
+            size.endpoints = size.endpoints.max(self.endpoints);
         }
         size
     }

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use net::Family;
 use xtables::{
     desired::{Entry, OwnerRules, RuleSet},
@@ -20,6 +20,7 @@ use xtables::{
 use super::{
     applied::{Applied, IndexChain},
     count::RuleCount,
+    large,
     observe::distance,
     plan::{self, Options},
 };
@@ -31,10 +32,21 @@ const TOGETHER: usize = 50;
 /// Steps of ServicePorts.
 pub type PortSteps = Group<ServicePortName>;
 
+/// How much of a ServicePort changes at once.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Chains of endpoints that a sync adds, or removes.
+    pub chains: usize,
+    /// The [weight](Group::weight) above which steps are several groups.
+    pub weight: usize,
+}
+
 /// What has to change for some ServicePorts.
 pub struct Change {
     /// The steps that make the change.
     pub transaction: Transaction<ServicePortName>,
+    /// ServicePorts that are not yet such as they are desired.
+    pub pending: HashSet<ServicePortName>,
     /// The ServicePorts, as they will be; `None`: gone.
     ports: Vec<(ServicePortName, Option<Arc<ServicePort>>)>,
     removed: RuleCount,
@@ -45,13 +57,15 @@ pub struct Change {
 
 impl Change {
     /// Returns what makes the ServicePorts called `names` such as `map` has them, where
-    /// `applied` is. Each is named once.
+    /// `applied` is, or nearer to it within the `limits`. Each is named once.
     pub fn new<'a>(
         applied: &Applied,
         map: &ServiceMap,
         names: impl IntoIterator<Item = &'a ServicePortName>,
+        limits: Limits,
     ) -> Change {
         let family = applied.options.family;
+        let mut pending = HashSet::new();
         let mut groups = Vec::new();
         let mut ports = Vec::new();
         let (mut removed, mut added) = (RuleCount::default(), RuleCount::default());
@@ -60,6 +74,12 @@ impl Change {
         for name in names {
             let old = applied.port(name);
             let new = map.get(name);
+            let step = large::step(old.map(|old| &**old), new.map(|new| &**new), limits.chains);
+            let step = step.map(Arc::new);
+            if step.is_some() {
+                pending.insert(name.clone());
+            }
+            let new = step.as_ref().or(new);
             let is_same = match (old, new) {
                 (Some(old), Some(new)) => Arc::ptr_eq(old, new),
                 (old, new) => old.is_none() && new.is_none(),
@@ -73,7 +93,8 @@ impl Change {
                 })
             };
             let (before, after) = (rules(old), rules(new));
-            groups.push(Group::of(name.clone(), between(&before, &after, family)));
+            let group = Group::of(name.clone(), between(&before, &after, family));
+            groups.extend(large::divided(group, limits.weight));
             removed += RuleCount::of(&before);
             added += RuleCount::of(&after);
             let is_first = |step: &Entry| steps.add(IndexChain::after(step));
@@ -85,6 +106,7 @@ impl Change {
         released.retain(|step| steps.release(IndexChain::after(step)));
         Change {
             transaction: with_steps(family, &first, groups, &released),
+            pending,
             ports,
             removed,
             added,
@@ -133,9 +155,11 @@ fn with_steps(
 
 /// A full sync of one family: first what does not send traffic to endpoints, for all Services; then
 /// what does, some Services at a time; then the removal of what no Service needs.
-pub struct Full<'a> {
+pub struct Full {
     /// The ServicePorts of the family, sorted by name.
-    ports: Vec<&'a Arc<ServicePort>>,
+    ports: Vec<Arc<ServicePort>>,
+    /// Those that are not yet such as they are desired.
+    pub pending: HashSet<ServicePortName>,
     comparison: Comparison,
     fixed: Vec<Op>,
     applied: Applied,
@@ -153,6 +177,16 @@ pub struct Closing {
     pub ports: Vec<PortSteps>,
 }
 
+/// The steps of a ServicePort in table nat.
+pub struct Translation {
+    /// Chains to which nothing jumps yet.
+    pub first: Vec<PortSteps>,
+    /// Rules that jump to chains of the ServicePort and are not replaced.
+    pub goes: PortSteps,
+    /// All else.
+    pub comes: PortSteps,
+}
+
 /// The steps that take away what no Service needs.
 pub struct Stale {
     /// The rules in chains that stay, and the jumps from the kernel's own.
@@ -161,19 +195,31 @@ pub struct Stale {
     pub chains: Vec<PortSteps>,
 }
 
-impl<'a> Full<'a> {
-    /// Compares what was `observed` with what does not depend on Services.
+impl Full {
+    /// Compares what was `observed` with what does not depend on Services. Of each ServicePort at
+    /// most `chains` chains of endpoints are added.
     pub fn new(
-        map: &'a ServiceMap,
+        map: &ServiceMap,
         observed: Observed,
         fixed: &RuleSet,
         options: Options,
-    ) -> Full<'a> {
+        chains: usize,
+    ) -> Full {
+        let mut pending = HashSet::new();
+        let ports = map.sorted().into_iter();
+        let ports = ports.filter(|port| port.name.family == options.family);
+        let ports = ports.map(|port| {
+            let Some(step) = large::first_step(port, &observed, chains) else {
+                return Arc::clone(port);
+            };
+            pending.insert(port.name.clone());
+            Arc::new(step)
+        });
+        let ports = ports.collect();
         let (comparison, ops) = Comparison::begin(observed, fixed, options.family);
-        let mut ports = map.sorted();
-        ports.retain(|port| port.name.family == options.family);
         Full {
             ports,
+            pending,
             comparison,
             fixed: ops,
             applied: Applied::new(options, RuleCount::of_fixed(fixed)),
@@ -181,7 +227,7 @@ impl<'a> Full<'a> {
     }
 
     /// Returns the ServicePorts of the family, sorted by name.
-    pub fn ports(&self) -> Vec<&'a Arc<ServicePort>> {
+    pub fn ports(&self) -> Vec<Arc<ServicePort>> {
         self.ports.clone()
     }
 
@@ -190,7 +236,7 @@ impl<'a> Full<'a> {
         let mut common = std::mem::take(&mut self.fixed);
         let mut ports = Vec::new();
         for port in self.ports() {
-            let rules = plan::plan(port, &self.applied.options);
+            let rules = plan::plan(&port, &self.applied.options);
             self.applied.rules += RuleCount::of(&rules);
             let tables = [Table::Filter, Table::Mangle];
             let ops = missing(&rules, &tables, &mut self.comparison);
@@ -219,8 +265,9 @@ impl<'a> Full<'a> {
     /// address that the ServicePort no longer has would be translated to its new endpoints until
     /// then, which clients of that address may not reach in any version of it; and for long if the
     /// sync ends in between. They are two groups so that an address that is removed is closed even
-    /// if the additions are refused; one that stays is not closed.
-    pub fn translation(&mut self, port: &ServicePort) -> Option<[PortSteps; 2]> {
+    /// if the additions are refused; one that stays is not closed. Chains of many endpoints come
+    /// before, so that no more than one weighs more than `limit`.
+    pub fn translation(&mut self, port: &ServicePort, limit: usize) -> Option<Translation> {
         let rules = plan::plan(port, &self.applied.options);
         let mut comes = missing(&rules, &[Table::Nat], &mut self.comparison);
         if comes.is_empty() {
@@ -232,7 +279,10 @@ impl<'a> Full<'a> {
         let goes = self.comparison.stale_leads(&chains.all()).into_iter();
         let (replaced, goes): (Vec<Op>, _) = goes.partition(is_replaced);
         comes.extend(replaced);
-        Some([goes, comes].map(|ops| Group::of(port.name.clone(), ops)))
+        let [goes, comes] = [goes, comes].map(|ops| Group::of(port.name.clone(), ops));
+        let mut first = large::divided(comes, limit);
+        let comes = first.pop()?;
+        Some(Translation { first, goes, comes })
     }
 
     /// Returns the steps that take away what no Service needs.
@@ -257,8 +307,8 @@ impl<'a> Full<'a> {
         let translation: Vec<PortSteps> = self
             .ports()
             .into_iter()
-            .filter_map(|port| self.translation(port))
-            .flatten()
+            .filter_map(|port| self.translation(&port, usize::MAX))
+            .flat_map(|Translation { first, goes, comes }| [first, vec![goes, comes]].concat())
             .collect();
         let stale = self.stale();
         let groups = [chains, leads].into_iter().chain(ports);
@@ -271,7 +321,7 @@ impl<'a> Full<'a> {
         let mut applied = self.applied;
         let ports = self.ports.into_iter();
         for port in ports.filter(|port| !failed(&port.name)) {
-            applied.insert(Arc::clone(port));
+            applied.insert(port);
         }
         applied
     }

@@ -3,15 +3,14 @@
 use std::collections::BTreeSet;
 
 use xtables::{
-    run::{Refusals, Refused, Writer},
-    transaction::{Op, Phase, Transaction},
+    run::{Refusals, Writer},
+    transaction::{Op, Phase},
 };
 
 use super::{
     Error,
     count::{Done, RuleCount},
-    diff::{Change, Closing, Full, PortSteps, Stale},
-    oversized::{self, Divided},
+    diff::{Change, Closing, Full, PortSteps, Stale, Translation},
 };
 use crate::{modes::progress::SyncProgress, services::ServicePortName};
 
@@ -64,14 +63,7 @@ impl Execution<'_> {
         self.done.examined = change.examined();
         self.progress.begin(COUNTED, self.done.examined);
         self.progress.send(self.done.examined);
-        let Transaction { family, groups } = &change.transaction;
-        let divided = oversized::oversized_last(groups, self.writer.chunk());
-        let divided = divided.map(|groups| Transaction {
-            family: *family,
-            groups,
-        });
-        let transaction = divided.as_ref().unwrap_or(&change.transaction);
-        self.done.transactions += self.writer.run(transaction).await?;
+        self.done.transactions += self.writer.run(&change.transaction).await?;
         self.progress.confirm();
         let groups = &change.transaction.groups;
         self.count(groups.iter().flat_map(|group| &group.ops));
@@ -83,7 +75,7 @@ impl Execution<'_> {
     ///
     /// # Errors
     /// When something was refused that all need, or the program does not run.
-    pub async fn full(&mut self, full: &mut Full<'_>) -> Result<(), Error> {
+    pub async fn full(&mut self, full: &mut Full) -> Result<(), Error> {
         let Closing {
             chains,
             leads,
@@ -99,15 +91,15 @@ impl Execution<'_> {
         drop(ports);
         let [chains, leads] = common;
         self.required(&[chains], Phase::Translate).await?;
-        let (mut chunk, mut weight, mut oversized) = (Vec::new(), 0, Vec::new());
+        let (mut chunk, mut weight) = (Vec::new(), 0);
         for port in full.ports() {
             self.progress.send(1);
-            let Some([goes, comes]) = full.translation(port) else {
+            let translation = full.translation(&port, self.writer.chunk());
+            let Some(Translation { first, goes, comes }) = translation else {
                 continue;
             };
-            if oversized::are_oversized([&goes, &comes], self.writer.chunk()) {
-                oversized.push([goes, comes]);
-                continue;
+            for groups in self.writer.chunks(&first) {
+                self.run(groups, Phase::Translate).await?;
             }
             weight += goes.weight();
             chunk.push(goes);
@@ -129,12 +121,8 @@ impl Execution<'_> {
         let Stale { leads, chains } = full.stale();
         let leads = [leads];
         let refused = self.refusals.refused.len();
-        // Addresses of Services that are gone do not wait for those that may take minutes.
         self.run(&leads, Phase::Translate).await?;
         self.leads_left = self.refusals.refused.len() > refused;
-        for [goes, comes] in oversized {
-            self.oversized(goes, comes).await?;
-        }
         for groups in self.writer.chunks(&chains) {
             self.run(groups, Phase::Translate).await?;
         }
@@ -158,45 +146,6 @@ impl Execution<'_> {
     fn is_guarded(&self, comes: &PortSteps) -> bool {
         let mut refused = self.refusals.refused.iter();
         refused.all(|one| one.owner != comes.owner)
-    }
-
-    /// Runs the steps of a ServicePort that may take the program longer than is allowed, or more
-    /// memory than there is: then it alone is not in force. What of it was written is compared before
-    /// it is written again.
-    async fn oversized(&mut self, goes: PortSteps, comes: PortSteps) -> Result<(), Error> {
-        let owner = comes.owner.clone();
-        let done = if self.is_guarded(&comes) {
-            self.oversized_divided(goes, &comes).await
-        } else {
-            self.run(&[goes], Phase::Translate).await
-        };
-        match done {
-            Err(Error::Xtables(error)) if error.is_timeout() || error.is_unanswered() => {
-                self.refusals.refused.push(Refused { owner, error });
-                Ok(())
-            }
-            done => done,
-        }
-    }
-
-    async fn oversized_divided(&mut self, goes: PortSteps, comes: &PortSteps) -> Result<(), Error> {
-        let Divided {
-            before,
-            main,
-            after,
-        } = Divided::of(comes, self.writer.chunk());
-        for part in before {
-            self.run(&[part], Phase::Translate).await?;
-            // Without the chains of the endpoints no rule can jump to them.
-            if !self.is_guarded(&main) {
-                return self.run(&[goes], Phase::Translate).await;
-            }
-        }
-        self.run(&[goes, main], Phase::Translate).await?;
-        for part in after {
-            self.run(&[part], Phase::Translate).await?;
-        }
-        Ok(())
     }
 
     /// As [`run`](Self::run), but what has no owner may not be refused.

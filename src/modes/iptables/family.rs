@@ -1,8 +1,11 @@
 //! One IP family: what is known of it, and bringing it in step.
 
+use std::{mem, time::Duration};
+
+use hashbrown::HashSet;
 use net::Family;
 use xtables::{
-    Toolkit,
+    Engine, Toolkit,
     desired::RuleSet,
     difference::Comparison,
     features::Features,
@@ -10,7 +13,7 @@ use xtables::{
     rule::Table,
     run::{Refusals, Refused, Writer},
     sync_watch::SyncWatch,
-    transaction::Transaction,
+    transaction::{CHAIN, Transaction},
 };
 
 use super::{
@@ -20,7 +23,7 @@ use super::{
     cleanup::OWNED,
     count::Done,
     counters::{Counters, Failure},
-    diff::{Change, Full},
+    diff::{Change, Full, Limits},
     execute::Execution,
     observe::observe,
     plan::{self, Options},
@@ -50,7 +53,8 @@ pub struct ServedFamily {
     pub watch: SyncWatch,
     /// What was applied, unless the cache's state is unknown.
     applied: Option<Applied>,
-    state: FamilyState<()>,
+    /// With the ServicePorts of which more changes with the next sync.
+    state: FamilyState<HashSet<ServicePortName>>,
     /// Whether rules that are not among the applied ones jump to chains of ServicePorts: packets
     /// would reach through them what a change puts there.
     leads_left: bool,
@@ -194,8 +198,11 @@ impl ServedFamily {
             let of_family = names.filter(|name| name.family == self.family);
             self.state.flows.came_in_force(of_family, map);
         }
+        let is_pending = !self.state.pending().is_empty();
         let mut report = SyncReport {
             examined: done.examined,
+            // Changes of others come between.
+            next_check: is_pending.then_some(Duration::ZERO),
             unsupported: unsupported::of_changed(self.family, map, changes, |port| {
                 plan::unsupported(port, self.features)
             }),
@@ -217,9 +224,13 @@ impl ServedFamily {
         map: &ServiceMap,
         changes: &Changes,
     ) -> Options {
+        let chains = self.limits(setup.undivided).chains;
         let now = self.applied.as_ref().map(|applied| &applied.options);
         let size = match &self.applied {
-            Some(applied) => applied.size_after(map, &changes.ports),
+            Some(applied) => {
+                let changed = changes.ports.union(self.state.pending());
+                applied.size_after(map, changed, chains)
+            }
             None => Size::of(map, self.family),
         };
         let node = map.this_node();
@@ -233,6 +244,16 @@ impl ServedFamily {
             tracing::info!("{why}");
         }
         options
+    }
+
+    fn limits(&self, undivided: usize) -> Limits {
+        let weight = self.writer.chunk();
+        let chains = match self.writer.engine {
+            Engine::NfTables => (weight / CHAIN).min(undivided),
+            // It writes the whole table for each step.
+            Engine::Legacy => usize::MAX,
+        };
+        Limits { chains, weight }
     }
 
     /// Compares the tables with what they are to hold for `map`. Changes nothing.
@@ -249,7 +270,8 @@ impl ServedFamily {
         let settings = Difference::of_settings(settings(&options));
         let observed = self.observe().await?;
         let chains = observed.chains();
-        let steps = Full::new(map, observed, &self.fixed(&options), options).steps();
+        let fixed = self.fixed(&options);
+        let steps = Full::new(map, observed, &fixed, options, usize::MAX).steps();
         let differences = steps.iter().flat_map(|group| {
             let owner = group.owner.as_ref();
             let ops = group.ops.iter();
@@ -337,8 +359,11 @@ impl ServedFamily {
         changes: &Changes,
     ) -> Result<Done, Error> {
         let family = self.family;
+        let limits = self.limits(applied.options.undivided);
         let of_family = |name: &&ServicePortName| name.family == family;
-        let mut names: Vec<&ServicePortName> = changes.ports.iter().filter(of_family).collect();
+        let pending = self.state.pending().clone();
+        let names = changes.ports.iter().chain(&pending);
+        let mut names: Vec<&ServicePortName> = names.filter(of_family).collect();
         let gone: Vec<ServicePortName>;
         if changes.full {
             // `changes` does not name what a failed sync left behind.
@@ -351,9 +376,10 @@ impl ServedFamily {
         names.retain(|name| !self.state.has_failed(name));
         names.sort_unstable();
         names.dedup();
-        let change = Change::new(&applied, map, names);
+        let mut change = Change::new(&applied, map, names, limits);
         let mut execution = Execution::new(&self.writer, &self.progress);
         execution.change(&change).await?;
+        *self.state.pending() = mem::take(&mut change.pending);
         change.commit(&mut applied);
         execution.done.total = applied.rules;
         self.applied = Some(applied);
@@ -370,7 +396,8 @@ impl ServedFamily {
     ) -> Result<Done, Error> {
         let fixed = self.fixed(&options);
         let serves_localhost = options.serves_localhost();
-        let mut full = Full::new(map, observed, &fixed, options);
+        let chains = self.limits(options.undivided).chains;
+        let mut full = Full::new(map, observed, &fixed, options, chains);
         let mut execution = Execution::new(&self.writer, &self.progress);
         if differs == Differs::ByOthers {
             execution.record_changed_chains();
@@ -406,6 +433,9 @@ impl ServedFamily {
         if !self.state.is_complete() || self.accounts.missing().is_some() {
             self.state.suspect();
         }
+        let mut pending = mem::take(&mut full.pending);
+        pending.retain(|name| !self.state.has_failed(name));
+        *self.state.pending() = pending;
         let applied = full.applied(|name| self.state.has_failed(name));
         let done = Done {
             total: applied.rules,

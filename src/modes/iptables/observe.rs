@@ -11,8 +11,6 @@ use super::plan::names;
 
 /// How names of kube-proxy's chains before 1.24 begin that later ones do not have.
 const OLD: &str = "KUBE-XLB-";
-/// Of the chains of ServicePorts, the ones that they share.
-const INDEX: &str = "KUBE-SVC-IDX-";
 
 /// Reads the chains of this mode in all tables. Returns also why table mangle was not read, if it
 /// was not: no packet of a Service depends on it, so that the others are compared all the same.
@@ -46,7 +44,7 @@ pub fn interest(_: Table, chain: &str) -> Interest {
         | names::CANARY => Interest::ByRule,
         names::POSTROUTING | names::MARK_MASQ | names::FORWARD => Interest::Whole,
         names::FIREWALL => Interest::Joint,
-        _ if chain.starts_with(INDEX) => Interest::ByRule,
+        _ if chain.starts_with(names::INDEX) => Interest::ByRule,
         _ if chain.starts_with(OLD) => Interest::Whole,
         _ if names::OWN_PREFIXES
             .iter()
@@ -58,13 +56,17 @@ pub fn interest(_: Table, chain: &str) -> Interest {
     }
 }
 
+/// The [distance] of chains of parts; those of endpoints follow.
+pub const PART: u8 = 4;
+
 /// Returns how far a chain is from those that ServicePorts share: nearer chains jump to
 /// it.
 pub fn distance(chain: &str) -> u8 {
     let is = |prefix: &str| chain.starts_with(prefix);
     match () {
-        () if is(INDEX) => 0,
-        () if is("KUBE-SEP-") => 4,
+        () if is(names::INDEX) => 0,
+        () if is("KUBE-SEP-") => 5,
+        () if names::is_of_part(chain) => PART,
         () if is("KUBE-SVC-") || is("KUBE-SVL-") => 3,
         () if is("KUBE-EXT-") || is("KUBE-XLB-") => 2,
         () => 1,

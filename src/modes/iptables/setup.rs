@@ -33,6 +33,8 @@ pub struct Setup {
     pub node_ports: Arc<NodePorts>,
     /// How packets are to find their ServicePort (`--iptables-dispatch`).
     pub dispatch: DispatchChoice,
+    /// See [`Options::undivided`].
+    pub undivided: usize,
     /// Where figures of the mode are recorded.
     pub metrics: Arc<dyn Metrics>,
 }
@@ -48,15 +50,18 @@ impl Setup {
         size: Size,
         now: Option<&Options>,
     ) -> Options {
-        Options::new(
+        let options = Options::new(
             &self.configuration,
             &self.configured,
             family,
             node,
             &self.node_ports.served(),
             features,
-        )
-        .of_size(size, self.dispatch, now)
+        );
+        Options {
+            undivided: self.undivided,
+            ..options.of_size(size, self.dispatch, now)
+        }
     }
 }
 

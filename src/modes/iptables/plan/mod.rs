@@ -25,7 +25,7 @@ mod unsupported;
 pub use self::{
     fixed::{accounts, fixed, loopback_guard},
     lost::{LOST, NEEDED},
-    options::{Dispatch, DispatchChoice, Options, is_large_cluster},
+    options::{Dispatch, DispatchChoice, Options, UNDIVIDED, is_large_cluster},
     service::{endpoint_chains, is_possible, plan, policy_chains},
     unsupported::unsupported,
 };

@@ -82,11 +82,41 @@ pub fn endpoint(shown: &str, protocol: &str, endpoint: &str) -> String {
     format!("KUBE-SEP-{}", hash(&[shown, protocol, endpoint]))
 }
 
+/// Number of parts into which the endpoints of a chain are divided. Few would each have many
+/// rules, which one endpoint more or less has written again; many would be a long list themselves.
+pub(super) const PARTS: u8 = 128;
+
+/// Returns the part that the endpoint with the chain `endpoint` is in, which are the first seven
+/// bits of its hash, in the order of the names.
+pub(super) fn part(endpoint: &str) -> u8 {
+    let hash = endpoint.strip_prefix("KUBE-SEP-").unwrap_or_default();
+    let rank = |at: usize| match hash.as_bytes().get(at) {
+        Some(digit @ b'2'..=b'7') => digit - b'2',
+        Some(letter @ b'A'..=b'Z') => letter - b'A' + 6,
+        _ => 0,
+    };
+    rank(0) * 4 + rank(1) / 8
+}
+
+/// Returns the name of the chain that chooses among the endpoints of `part` for `chain`.
+pub(super) fn chain_of_part(chain: &str, part: u8) -> String {
+    // No hash of a ServicePort holds a dash.
+    format!("{chain}-{part:02X}")
+}
+
+/// Returns whether a KUBE-SVC or KUBE-SVL chain is one of a part.
+pub fn is_of_part(chain: &str) -> bool {
+    !chain.starts_with(INDEX) && chain.matches('-').count() > 2
+}
+
+/// How the names of the chains of the index begin.
+pub const INDEX: &str = "KUBE-SVC-IDX-";
+
 /// A chain of the index of the shared chain `root`, for the part that `part` names.
 pub(super) fn index(root: &str, part: &str) -> String {
     let hash = hash(&[root, " ", part]);
     // No hash of a ServicePort holds a dash.
-    format!("KUBE-SVC-IDX-{}", &hash[..12])
+    format!("{INDEX}{}", &hash[..12])
 }
 
 /// 80 bits of SHA-256, which are 16 letters of base 32.

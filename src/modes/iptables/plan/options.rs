@@ -49,6 +49,9 @@ pub struct Options {
     pub large_cluster: bool,
     /// How packets find their ServicePort.
     pub dispatch: Dispatch,
+    /// Number of endpoints up to which one chain chooses among all of them; above, it chooses
+    /// one of their parts.
+    pub undivided: usize,
 }
 
 /// How packets find their ServicePort.
@@ -75,6 +78,9 @@ pub enum DispatchChoice {
 
 /// ServicePorts of a family above which `auto` means indexed.
 const MANY: usize = 1000;
+/// What is usual for [`Options::undivided`]: iptables-nft-restore takes about 50 ms for a chain of
+/// so many rules, and a time that grows with the square of their number.
+pub const UNDIVIDED: usize = 1024;
 /// Endpoints of a family above which comments cost too much: kube-proxy's
 /// `largeClusterEndpointsThreshold`.
 const LARGE: usize = 1000;
@@ -140,6 +146,7 @@ impl Options {
             features,
             large_cluster: false,
             dispatch: Dispatch::Linear,
+            undivided: UNDIVIDED,
         }
     }
 

@@ -133,11 +133,15 @@ impl Plan<'_> {
                 affinity: self.port.session_affinity,
                 backends,
             };
-            let mut rules = balance.rules();
-            if internal == Some(policy) {
+            let mut chains = balance.chains(&name);
+            if internal == Some(policy)
+                && let Some((_, rules)) = chains.last_mut()
+            {
                 rules.splice(0..0, self.masquerade_internal());
             }
-            self.own_chain(&name, rules);
+            for (name, rules) in chains {
+                self.own_chain(&name, rules);
+            }
         }
     }
 

@@ -7,11 +7,16 @@ use crate::{
     modes::iptables::{
         applied::Applied,
         count::RuleCount,
-        diff::Change,
+        diff::{Change, Limits},
         plan::{Dispatch, Options},
     },
     services::{ServiceMap, ServicePortName},
     tests::instructions::{CHANGES, SERVICES, counted, service},
+};
+
+const LIMITS: Limits = Limits {
+    chains: usize::MAX,
+    weight: usize::MAX,
 };
 
 /// With as many Services the index would be used.
@@ -40,18 +45,22 @@ fn names(map: &ServiceMap) -> HashSet<ServicePortName> {
 fn rules() {
     let (map, applied) = (map(0), applied());
     let names = names(&map);
-    let text = counted(|| Change::new(&applied, &map, &names).transaction.to_string());
+    let text = counted(|| {
+        Change::new(&applied, &map, &names, LIMITS)
+            .transaction
+            .to_string()
+    });
     assert!(text.lines().count() > 10 * SERVICES as usize);
 }
 
 #[test]
 fn changes() {
     let (first, second, mut applied) = (map(0), map(1), applied());
-    Change::new(&applied, &first, &names(&first)).commit(&mut applied);
+    Change::new(&applied, &first, &names(&first), LIMITS).commit(&mut applied);
     let changed: Vec<_> = (0..CHANGES).map(|number| service(number, 1)).collect();
     let lines = counted(|| {
         let each = changed.iter().map(|port| {
-            let change = Change::new(&applied, &second, [&port.name]);
+            let change = Change::new(&applied, &second, [&port.name], LIMITS);
             let lines = change.transaction.to_string().lines().count();
             change.commit(&mut applied);
             lines

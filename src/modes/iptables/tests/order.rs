@@ -8,7 +8,10 @@ use xtables::{
 
 use super::{Tables, options};
 use crate::{
-    modes::iptables::{diff::Full, plan},
+    modes::iptables::{
+        diff::{Full, Translation},
+        plan,
+    },
     services::{
         ServicePort,
         service_ports::{endpoint, endpoints, service_port},
@@ -47,12 +50,13 @@ fn addresses_that_go_lead_to_no_new_endpoint() {
     let map = [port(false, 2)].into_iter().collect();
     let observed = tables.0.observed(crate::modes::iptables::observe::interest);
     let fixed = plan::fixed(&options());
-    let mut full = Full::new(&map, observed, &fixed, options());
+    let mut full = Full::new(&map, observed, &fixed, options(), usize::MAX);
     full.closing();
     let new = port(false, 2);
-    let groups = full.translation(&new).expect("endpoints differ");
+    let translation = full.translation(&new, usize::MAX);
+    let Translation { goes, comes, .. } = translation.expect("endpoints differ");
     let family = Family::V4;
-    let groups = groups.to_vec();
+    let groups = vec![goes, comes];
     let translation = Transaction { family, groups }.text(Phase::Translate);
     tables.restore(&translation);
     assert!(has(&tables, NEW), "{translation}");

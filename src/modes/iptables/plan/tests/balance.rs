@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
 use net::Family;
+use proptest::prelude::*;
 use xtables::{extension::Extension, features::Features};
 
 use super::{
@@ -107,6 +108,35 @@ const WEIGHTS: [&[u16]; 7] = [
     &[7; 40],
 ];
 
+fn divided() -> Options {
+    Options {
+        undivided: 1,
+        ..options()
+    }
+}
+
+proptest! {
+    #[test]
+    fn parts_leave_each_its_share(weights in prop::collection::vec(1..=100u16, 2..80)) {
+        let port = weighted(&weights);
+        let shares = shares(&Ruleset::new([&port], &divided()), [call()].into_iter());
+        let sum: f64 = weights.iter().copied().map(f64::from).sum();
+        for endpoint in &port.endpoints.all {
+            let expected = f64::from(endpoint.weight) / sum;
+            prop_assert!((shares[&endpoint.address] - expected).abs() < 1e-6, "{shares:?}");
+        }
+    }
+}
+
+#[test]
+fn no_chain_has_thousands_of_rules() {
+    let port = sticky(weighted(&[1; 5000]));
+    let rules = Ruleset::new([&port], &options());
+    let longest = rules.chains.values().map(Vec::len).max();
+    assert!(longest < Some(300), "{longest:?}");
+    assert_shares(&port, &shares(&rules, [call()].into_iter()), 2e-6, "5,000");
+}
+
 #[test]
 fn at_random_each_has_its_share() {
     for weights in WEIGHTS {
@@ -160,22 +190,24 @@ fn by_source_address_a_client_stays_and_each_has_nearly_its_share() {
 #[test]
 fn with_recent_a_client_returns_to_its_endpoint() {
     let port = sticky(weighted(&[1, 1, 1]));
-    let rules = Ruleset::new([&port], &options());
-    let planned = plan(&port, &options());
-    for (at, endpoint) in port.endpoints.all.iter().enumerate() {
-        let chain = &planned.chains[at].name;
-        let packet = Packet {
-            remembered: [chain.clone()].into(),
-            ..call()
-        };
-        let outcomes: Vec<_> = rules.outcomes(&packet).into_keys().collect();
-        assert_eq!(outcomes, [Outcome::To(endpoint.address, false)]);
+    for options in [options(), divided()] {
+        let rules = Ruleset::new([&port], &options);
+        let planned = plan(&port, &options);
+        for (at, endpoint) in port.endpoints.all.iter().enumerate() {
+            let chain = &planned.chains[at].name;
+            let packet = Packet {
+                remembered: [chain.clone()].into(),
+                ..call()
+            };
+            let outcomes: Vec<_> = rules.outcomes(&packet).into_keys().collect();
+            assert_eq!(outcomes, [Outcome::To(endpoint.address, false)]);
+        }
+        assert_eq!(
+            rules.outcomes(&call()).len(),
+            3,
+            "a new client goes anywhere"
+        );
     }
-    assert_eq!(
-        rules.outcomes(&call()).len(),
-        3,
-        "a new client goes anywhere"
-    );
 }
 
 #[test]

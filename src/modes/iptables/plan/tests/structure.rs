@@ -41,8 +41,8 @@ fn any_features() -> impl Strategy<Value = Features> {
 }
 
 fn any_options() -> impl Strategy<Value = Options> {
-    let switches = prop::array::uniform5(prop::bool::ANY);
-    (any_features(), switches).prop_map(|(features, [a, b, c, d, e])| Options {
+    let switches = prop::array::uniform6(prop::bool::ANY);
+    (any_features(), switches).prop_map(|(features, [a, b, c, d, e, f])| Options {
         features,
         masquerade_all: a,
         localhost_node_ports: b,
@@ -53,6 +53,7 @@ fn any_options() -> impl Strategy<Value = Options> {
         } else {
             Dispatch::Linear
         },
+        undivided: if f { 1 } else { 2 },
         ..options()
     })
 }
@@ -142,12 +143,12 @@ fn chains_come_before_those_that_jump_to_them() {
     for options in [
         options(),
         Options {
-            family: Family::V6,
+            undivided: 1,
             ..options()
         },
     ] {
         let mut known: HashSet<(Table, String)> = HashSet::new();
-        let own = plan(&busy(), &super::world::options()).chains;
+        let own = plan(&busy(), &options).chains;
         let fixed = fixed(&options).chains.into_iter();
         let fixed = fixed.map(|chain| {
             let rules = chain.contents.rules().to_vec();

@@ -10,7 +10,7 @@ use net::Family;
 use xtables::features::Features;
 
 use crate::{
-    modes::iptables::plan::{DetectLocal, Dispatch, Options},
+    modes::iptables::plan::{DetectLocal, Dispatch, Options, UNDIVIDED},
     node::Served,
     services::{Endpoint, Endpoints, ServicePort, service_ports},
 };
@@ -41,6 +41,7 @@ pub(in crate::modes::iptables) fn options() -> Options {
         features: Features::all(),
         large_cluster: false,
         dispatch: Dispatch::Linear,
+        undivided: UNDIVIDED,
     }
 }
 
