@@ -19,7 +19,10 @@ use tripod::{
     modes::{
         Mode, Outcomes,
         cleanup::{self, Cleanup},
-        iptables::{self, Iptables, plan::DispatchChoice},
+        iptables::{
+            self, Iptables,
+            plan::{DispatchChoice, UNDIVIDED},
+        },
         nftables::{self, Nftables, TABLE},
     },
     node::NodePorts,
@@ -82,6 +85,7 @@ impl Node {
             configuration,
             configured,
             dispatch: DispatchChoice::Linear,
+            undivided: UNDIVIDED,
             metrics: Arc::new(Metrics::register(&registry).expect("metrics")),
         };
         let mode = Iptables::new(setup, &Kernel::examine(&[]), &registry);
