@@ -214,8 +214,12 @@ impl Plan<'_> {
     }
 
     fn reject(&self) -> Statement {
+        self.reject_with(Reject::PortUnreachable(self.family))
+    }
+
+    fn reject_with(&self, answer: Reject) -> Statement {
         if self.options.features.contains(NftPart::Reject) {
-            Statement::Reject(Reject::PortUnreachable(self.family))
+            Statement::Reject(answer)
         } else {
             Statement::Verdict(Verdict::Drop)
         }
@@ -266,10 +270,9 @@ impl Plan<'_> {
             ];
             let counter = counts.then_some(Statement::Counter);
             let refusal = match protocol {
-                Protocol::Tcp => Reject::TcpReset,
-                Protocol::Udp | Protocol::Sctp => Reject::PortUnreachable(self.family),
+                Protocol::Tcp => self.reject_with(Reject::TcpReset),
+                Protocol::Udp | Protocol::Sctp => self.reject(),
             };
-            let refusal = Statement::Reject(refusal);
             Rule::new(matches.into_iter().chain(counter).chain([refusal]))
         };
         let protocols = self.options.refused_on_loopback.iter();
