@@ -370,7 +370,7 @@ mod tests {
     async fn a_plugin_that_writes_without_end_is_killed() {
         let begun = Instant::now();
         let error = run(&plugin("yes")).await.unwrap_err().to_string();
-        assert!(error.contains("over 1 MiB"), "{error}");
+        assert!(error.contains("larger than 1 MiB"), "{error}");
         let script = "yes >&2 & sleep 0.5; kill $!; exit 3";
         let error = run(&plugin(script)).await.unwrap_err().to_string();
         assert!(error.ends_with(": y"), "{error}");

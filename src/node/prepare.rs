@@ -84,7 +84,7 @@ mod tests {
             assert_eq!(log(0), [""; 0]);
             let detailed = log(4);
             assert!(detailed.len() == 1, "{detailed:?}");
-            assert!(detailed[0].contains("oomScoreAdj -998 is not set"));
+            assert!(detailed[0].contains("cannot set oomScoreAdj -998"));
         };
         std::thread::spawn(test).join().expect("no panic");
     }

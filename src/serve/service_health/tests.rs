@@ -436,7 +436,7 @@ async fn of_two_services_with_one_port_the_other_is_named() {
     ports.push(port(second.clone(), Some(check), &[]));
     bench.sync(true, &[], &ports);
     let event = bench.events.recv().await.unwrap();
-    assert!(event.note.contains("the Service hc/first has"), "{event:?}");
+    assert!(event.note.contains("Service hc/first has"), "{event:?}");
     let listeners = bench.serving.listeners();
     let refused = listeners.refused();
     assert_eq!(refused.len(), 1);

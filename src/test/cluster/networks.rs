@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(one.addresses(0).len(), 1, "{one:?}");
         let why = one.lacking().unwrap();
         assert!(
-            why.contains("of 192.0.2.8/29 all addresses are used up"),
+            why.contains("all addresses of 192.0.2.8/29 are in use"),
             "{why}"
         );
     }
