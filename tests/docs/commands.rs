@@ -134,6 +134,9 @@ fn docker(words: &[&str]) -> Result<(), String> {
     is_there(words.last().unwrap_or(&""))
 }
 
+/// Flags of `helm upgrade` that `helm template` does not have.
+const OF_UPGRADE: [&str; 3] = ["--install", "--reuse-values", "--force-conflicts"];
+
 /// Has Helm render the chart with the same flags; its schema refuses unknown values.
 fn helm(words: &[&str]) -> Result<(), String> {
     if words.first() == Some(&"uninstall") {
@@ -154,7 +157,7 @@ fn helm(words: &[&str]) -> Result<(), String> {
     };
     let rest = rest
         .iter()
-        .filter(|word| (*verb, **word) != ("upgrade", "--install"));
+        .filter(|word| *verb != "upgrade" || !OF_UPGRADE.contains(word));
     let done = Command::new(program)
         .arg("template")
         .args(rest)

@@ -25,13 +25,28 @@ const FOREIGN: [(&str, &str, &str); 3] = [
 ];
 
 /// Names that kubectl has for kinds, in addition to the singular.
-const KINDS: [&str; 4] = ["services", "endpointslices", "nodes", "namespaces"];
+const KINDS: [&str; 5] = [
+    "services",
+    "endpointslices",
+    "nodes",
+    "namespaces",
+    "controllerrevisions",
+];
 
 /// Where metrics are served, unless configured.
 const METRICS_PORT: &str = "10249";
 
 /// Flags that take a value in a separate word.
-const WITH_VALUE: [&str; 7] = ["-n", "-l", "-o", "-k", "--selector", "--output", "--for"];
+const WITH_VALUE: [&str; 8] = [
+    "-n",
+    "-l",
+    "-o",
+    "-k",
+    "-c",
+    "--selector",
+    "--output",
+    "--for",
+];
 
 type Object = (String, String, String);
 
@@ -106,7 +121,8 @@ impl Cluster {
                 let set = of.split_once('/').map(|(_, name)| name).unwrap_or_default();
                 let container = image.split('=').next().unwrap_or_default();
                 let key = (set.to_owned(), container.to_owned());
-                let is_there = self.containers.contains(&key);
+                let is_there =
+                    container.trim_matches('\'') == "*" || self.containers.contains(&key);
                 is_there
                     .then_some(())
                     .ok_or(format!("{of} has no container {container}"))

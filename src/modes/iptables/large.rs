@@ -12,7 +12,6 @@ use std::{
 };
 
 use super::{
-    diff::PortSteps,
     observe::{PART, distance},
     plan::endpoint_chains,
 };
@@ -22,7 +21,7 @@ use xtables::{
     transaction::{Action, Group, Op},
 };
 
-use crate::services::{Endpoint, Endpoints, ServicePort};
+use crate::services::{Endpoint, Endpoints, ServicePort, ServicePortName};
 
 /// Returns what is between `old` and `new`, if that differs in more than `most` endpoints: with
 /// `most` of those that come. Those that go get no new connections, and all but `most` of them
@@ -148,7 +147,7 @@ fn limited(
 /// Returns the steps of one ServicePort, divided where nothing is different for its clients
 /// meanwhile if they weigh more than `limit`: chains that are filled before others jump to them,
 /// all that belongs together, and chains that are deleted when no rule jumps to them any more.
-pub fn divided(group: PortSteps, limit: usize) -> Vec<PortSteps> {
+pub fn divided(group: Group<ServicePortName>, limit: usize) -> Vec<Group<ServicePortName>> {
     if group.weight() <= limit {
         return vec![group];
     }
@@ -273,7 +272,7 @@ mod tests {
         }
     }
 
-    fn chains(groups: &[PortSteps]) -> Vec<Vec<&str>> {
+    fn chains(groups: &[Group<ServicePortName>]) -> Vec<Vec<&str>> {
         let ops = groups.iter().map(|group| group.ops.iter());
         ops.map(|ops| ops.map(|op| &*op.chain).collect()).collect()
     }
