@@ -15,6 +15,9 @@ pub struct NodePortAddresses {
     pub networks: Vec<IpNet>,
     /// Whether modes of the kernel serve none of them on loopback addresses.
     pub not_relayed: bool,
+    /// Whether nftables mode refuses calls of node ports at loopback addresses even if none of
+    /// these is named, as kube-proxy does with the same feature gate (KEP-6032).
+    pub refused_unnamed: bool,
 }
 
 impl NodePortAddresses {

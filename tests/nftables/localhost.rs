@@ -121,14 +121,16 @@ fn refused(lab: &Lab, protocol: &str) -> Option<f64> {
 /// Service.
 #[test]
 fn what_is_not_relayed_is_refused_and_counted() {
+    const ENABLED: &str = "--feature-gates=KubeProxyNFTablesLocalhostNodePorts=true";
     const DISABLED: &str = "--feature-gates=KubeProxyNFTablesLocalhostNodePorts=false";
     with_lab(|lab| {
         let web = Service::new("web", 1).with_node_port();
         lab.publish_all(&web);
         // The flags, and whether rules refuse TCP and UDP.
-        let cases: [(&[&str], bool, bool); 3] = [
+        let cases: [(&[&str], bool, bool); 4] = [
             (&["--nodeport-addresses=all,localhost"], false, true),
-            (&["--nodeport-addresses=all"], true, true),
+            (&["--nodeport-addresses=all"], false, false),
+            (&["--nodeport-addresses=all", ENABLED], true, true),
             (
                 &["--nodeport-addresses=all,localhost", DISABLED],
                 false,

@@ -276,7 +276,7 @@ fn words_stand_for_addresses_of_node_ports_beside_cidrs() {
         let expected = NodePortAddresses {
             primary,
             networks,
-            not_relayed: false,
+            ..NodePortAddresses::default()
         };
         assert_eq!(found, expected, "{words}");
     }

@@ -349,14 +349,17 @@ impl Check {
         if !named.primary {
             self.unnamed_family(c, &named.networks);
         }
-        named.not_relayed = !c.is_enabled(FeatureGate::LocalhostNodePorts);
+        let gate = FeatureGate::LocalhostNodePorts;
+        named.not_relayed = !c.is_enabled(gate);
+        // The gate is off by default in kube-proxy, and a program of the node may listen there.
+        named.refused_unnamed = c.feature_gates.get(gate.name()) == Some(&true);
         let is_loopback = |network: &IpNet| network.addr().is_loopback();
         let mode = ["ipvs", "nftables"].contains(&c.mode.as_str());
         if mode && named.not_relayed && named.networks.iter().any(is_loopback) {
             self.warnings.push(format!(
                 "nodePortAddresses names loopback addresses, but node ports are not served there, \
                  because the feature gate {} is false",
-                FeatureGate::LocalhostNodePorts.name()
+                gate.name()
             ));
         }
         named

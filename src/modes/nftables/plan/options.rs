@@ -137,18 +137,20 @@ impl Options {
     }
 }
 
-/// Returns the protocols whose node ports are refused on loopback addresses of `family`: as in
-/// kube-proxy 1.37, those that are not relayed there, and none if its feature gate is disabled
-/// (KEP-6032).
+/// Returns the protocols whose node ports are refused on loopback addresses of `family`, as in
+/// kube-proxy 1.37 (KEP-6032): those that are not relayed there, if the addresses or the feature
+/// gate are named.
 pub fn refused_on_loopback(configured: &NodePortAddresses, family: Family) -> Vec<Protocol> {
     if configured.not_relayed {
         return Vec::new();
     }
     let relayed = configured.relayed();
     let relays_tcp = relayed.iter().any(|ip| Family::of(ip) == family);
-    let all = Protocol::ALL.into_iter();
-    all.filter(|protocol| *protocol != Protocol::Tcp || !relays_tcp)
-        .collect()
+    let is_refused = |protocol: &Protocol| match relays_tcp {
+        true => *protocol != Protocol::Tcp,
+        false => configured.refused_unnamed,
+    };
+    Protocol::ALL.into_iter().filter(is_refused).collect()
 }
 
 /// What is served of one family. A set of ranges takes none that overlap.
@@ -169,23 +171,27 @@ mod tests {
     #[test]
     fn what_is_not_relayed_is_refused_on_loopback() {
         type Refused<'a> = &'a [Protocol];
-        let cases: [(&str, bool, Refused, Refused); 6] = [
-            ("", true, &[Tcp, Udp, Sctp], &[Tcp, Udp, Sctp]),
-            ("0.0.0.0/0,::/0", true, &[Tcp, Udp, Sctp], &[Tcp, Udp, Sctp]),
-            ("127.0.0.0/8,::1/128", true, &[Udp, Sctp], &[Udp, Sctp]),
-            ("127.0.0.1/32", true, &[Udp, Sctp], &[Tcp, Udp, Sctp]),
-            ("127.0.0.0/8,::1/128", false, &[], &[]),
-            ("", false, &[], &[]),
+        let all: Refused = &[Tcp, Udp, Sctp];
+        // The networks, the feature gate if it is named, and what is refused of each family.
+        let cases: [(&str, Option<bool>, Refused, Refused); 7] = [
+            ("", None, &[], &[]),
+            ("", Some(true), all, all),
+            ("0.0.0.0/0,::/0", Some(true), all, all),
+            ("127.0.0.0/8,::1/128", None, &[Udp, Sctp], &[Udp, Sctp]),
+            ("127.0.0.1/32", None, &[Udp, Sctp], &[]),
+            ("127.0.0.1/32", Some(true), &[Udp, Sctp], all),
+            ("127.0.0.0/8,::1/128", Some(false), &[], &[]),
         ];
         for (networks, gate, v4, v6) in cases {
             let texts = networks.split(',').filter(|text| !text.is_empty());
             let configured = NodePortAddresses {
                 networks: texts.map(|text| text.parse().unwrap()).collect(),
-                not_relayed: !gate,
+                not_relayed: gate == Some(false),
+                refused_unnamed: gate == Some(true),
                 ..NodePortAddresses::default()
             };
             let found = Family::ALL.map(|family| refused_on_loopback(&configured, family));
-            assert_eq!(found, [v4, v6], "{networks}, {gate}");
+            assert_eq!(found, [v4, v6], "{networks}, {gate:?}");
         }
     }
 }
