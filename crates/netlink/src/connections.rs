@@ -47,7 +47,7 @@ pub struct Connection {
 /// When the kernel cannot list them, as without `tcp_diag` (ENOENT), or its answer cannot be
 /// read. The `socket` is one of [`Protocol::SocketDiagnosis`].
 ///
-/// [`Protocol::SocketDiagnosis`]: super::netlink::Protocol::SocketDiagnosis
+/// [`Protocol::SocketDiagnosis`]: crate::Protocol::SocketDiagnosis
 pub fn tcp(socket: &mut Socket, family: Family) -> Result<Vec<Connection>, Error> {
     list(socket, family, OPEN)
 }

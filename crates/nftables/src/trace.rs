@@ -137,19 +137,6 @@ impl Trace {
     }
 }
 
-impl Headers {
-    /// Returns what the headers at the start of a packet say; `None`: as for [`headers`].
-    pub fn of_packet(packet: &[u8]) -> Option<Headers> {
-        let first = packet.first()?;
-        let length = match first >> 4 {
-            // Words of four bytes, five at least (RFC 791).
-            4 => usize::from(Some(first & 0xf).filter(|words| *words >= 5)?) * 4,
-            _ => 40,
-        };
-        headers(packet, packet.get(length..)?)
-    }
-}
-
 fn known(attribute: Attribute<'_>) -> Option<Verdict> {
     Verdict::read(attribute).ok()
 }

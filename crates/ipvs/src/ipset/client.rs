@@ -1,6 +1,4 @@
-//! The socket to ipset: sets as a whole. Their members are in [`members`].
-//!
-//! [`members`]: super::members
+//! The socket to ipset: sets as a whole. Their members are in `members`.
 
 use std::collections::HashMap;
 

@@ -64,7 +64,7 @@ impl Ipvs {
         (lasts && !(expires && there.weight == 0)).then_some(*real)
     }
 
-    /// Remembers on which real server a client stays, as [`scheduled`](Self::scheduled)
+    /// Remembers on which real server a client stays, as `scheduled`
     /// says it.
     pub fn remember(&mut self, update: &Update) {
         let at = update.set.split_once(' ');
