@@ -413,7 +413,7 @@ fn every_way_of_forwarding_carries_connections() {
             if !listed.contains(&masqueraded) {
                 return Err(listed);
             }
-            match tripod.logged(&["dr leaves ports as they are"]) {
+            match tripod.logged(&["dr does not translate ports"]) {
                 0 => Err(tripod.log()),
                 _ => ask(&lab.outside, other_port.external())
                     .map(drop)

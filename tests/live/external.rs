@@ -87,7 +87,7 @@ fn networks_that_services_have_used_up_are_named() {
         ];
         let external: BTreeSet<String> = external.map(str::to_owned).into();
         assert_eq!(tested.with("skipped"), external, "{tested:?}");
-        let words = "of 198.18.7.8/29 all addresses are used up";
+        let words = "all addresses of 198.18.7.8/29 are in use";
         assert!(tested.text.contains(words), "{tested:?}");
         assert!(
             external.is_subset(&tested.with("passed")),

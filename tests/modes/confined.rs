@@ -220,7 +220,7 @@ fn who_may_start_no_programs_ends_to_remove_the_rules_of_a_successor_that_ended(
         });
         assert_eq!(ask(&lab.node, service.cluster()[0]).expect("a call"), "a");
         let again = start(&lab, "nftables", &["--confine=calls"]);
-        again.logs_once(&["programs may be started: rules that iptables wrote"]);
+        again.logs_once(&["programs may be started: rules of another mode"]);
         eventually("the successor's rules are gone", SOON, || {
             (!chains()).then_some(()).ok_or_else(|| again.log())
         });

@@ -406,7 +406,7 @@ fn what_cannot_be_tried_is_said() {
                 command(Path::new("/run/none"), &[]),
                 "cannot read --manifests /run/none",
             ),
-            (command(&empty, &[]), "/run/empty has no Service to try"),
+            (command(&empty, &[]), "/run/empty has no Service to test"),
             (
                 command(&some, &["--proxy-mode=none"]),
                 "invalid value 'none'",

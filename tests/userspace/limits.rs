@@ -170,7 +170,10 @@ fn a_service_has_as_many_as_it_may(lab: &mut Lab) {
     assert!(limited(lab, "web", "service") > 0.0);
     assert_eq!(limited(lab, "web", "client"), 0.0);
     assert_eq!(limited(lab, "beside", "service"), 0.0);
-    assert!(remark(lab, "default/web").contains(" times, as its Service had as many"));
+    assert!(
+        remark(lab, "default/web")
+            .contains(" times, because its Service reached its connection limit")
+    );
     assert_eq!(remark(lab, "default/beside"), "");
     ask(&lab.client, beside.cluster()[0]).expect("an answer of another Service");
     tripod.logs_once(&["the Service reached its connection limit", "default/web"]);
@@ -217,7 +220,10 @@ fn a_client_has_as_many_as_it_may(lab: &mut Lab) {
     // Of both families, TCP and UDP.
     let all = tripod.metric(&lab.node, CLIENT_LIMITED);
     assert_eq!(Some(limited(lab, "web", "client")), all);
-    assert!(remark(lab, "default/web").contains(" times, as a client had as many"));
+    assert!(
+        remark(lab, "default/web")
+            .contains(" times, because a client reached its connection limit")
+    );
     eventually(
         "no client is counted",
         Duration::from_secs(20),
