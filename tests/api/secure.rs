@@ -335,7 +335,7 @@ fn it_takes_an_api_server_and_both_files() {
     };
     let secure = "--metrics-secure-bind-address=127.0.0.1:1";
     let text = run(&[secure, "--manifests=/nowhere"]);
-    assert!(text.contains("asks the API server"), "{text}");
+    assert!(text.contains("needs an API server"), "{text}");
     let text = run(&[secure, "--tls-cert-file=/nowhere"]);
     assert!(text.contains("also needs --tls-private-key-file"), "{text}");
     let text = run(&["--metrics-secure-bind-address=127.0.0.1"]);

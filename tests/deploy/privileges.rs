@@ -183,7 +183,7 @@ fn is_not_tried_again(mode: &'static str, made: &'static str, tried: &'static st
         std::fs::write(path, found.replace(boot.trim(), "another")).expect("writing");
         let tripod = start_in(lab, Some(mode));
         serves(&tripod);
-        let words = ["is not used", "they are of boot \"another\""];
+        let words = ["ignoring the content", "they are of boot \"another\""];
         tripod.logs_once(&words);
         assert!(monitor.so_far(lab).contains(tried));
         monitor.process.kill();

@@ -158,9 +158,13 @@ fn helm(words: &[&str]) -> Result<(), String> {
     let rest = rest
         .iter()
         .filter(|word| *verb != "upgrade" || !OF_UPGRADE.contains(word));
+    // The values of the release that is upgraded have an image.
+    let reused = ["--set", "image.repository=registry.example.org/tripod"];
+    let reused = reused.iter().filter(|_| words.contains(&"--reuse-values"));
     let done = Command::new(program)
         .arg("template")
         .args(rest)
+        .args(reused)
         .current_dir(root())
         .output();
     let done = done.expect("running helm");

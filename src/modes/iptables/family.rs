@@ -303,7 +303,6 @@ impl ServedFamily {
         let is_repair = !is_anew
             && changes.full
             && self.state.failed().is_empty()
-            && self.state.pending().is_empty()
             && !pending.any(|name| name.family == family);
         let differs = if is_repair {
             Differs::ByOthers

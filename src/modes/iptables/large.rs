@@ -56,9 +56,7 @@ pub fn first_step(port: &ServicePort, there: &Observed, most: usize) -> Option<S
         return None;
     }
     let mut comes = endpoint_chains(port);
-    let serves =
-        |chain: &str| there.has_whole(Table::Nat, chain) && !there.is_empty(Table::Nat, chain);
-    comes.retain(|(_, chain)| !serves(chain));
+    comes.retain(|(_, chain)| !there.has_whole(Table::Nat, chain));
     let comes = comes.into_iter().map(|(address, _)| address).collect();
     limited(port, &comes, &[], most)
 }
