@@ -194,6 +194,10 @@ fn cargo(words: &[&str]) -> Result<(), String> {
     match words {
         ["deny"] => is_there("deny.toml"),
         ["test", "--lib", path] | ["nextest", "run", "--lib", path] => is_test("src", path),
+        ["nextest", "run", "--lib", "-p", package] => {
+            let folder = package.strip_prefix("tripod-").unwrap_or(package);
+            is_there(&format!("crates/{folder}/Cargo.toml"))
+        }
         ["bench", "--bench", bench, rest @ ..] => {
             let cargo = fs::read_to_string(root().join("Cargo.toml")).expect("Cargo.toml");
             let is_bench = cargo.contains(&format!("[[bench]]\nname = \"{bench}\"\n"));
