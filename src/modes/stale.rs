@@ -20,7 +20,7 @@ use netlink::{
     system,
 };
 use nix::errno::Errno;
-use tokio::task::JoinError;
+use tokio::task::{JoinError, spawn_blocking};
 
 pub use self::begun::delete_untranslated;
 use self::{begun::Begun, waiting::Waiting};
@@ -331,11 +331,22 @@ pub async fn delete(family: Family, matches: Vec<Match>) -> Result<usize, Failur
         let mut socket = socket?;
         flows::delete(&mut socket, family, &shared)
     };
-    // Else the other family's calls would come before or after these as the scheduler likes.
-    if !system::current().has_threads() {
-        return deleted(Ok(work()), matches);
+    deleted(blocking(work).await, matches)
+}
+
+/// Does blocking work in another thread, if the system has threads. Otherwise the calls of both IP
+/// families would come in an order that the scheduler determines.
+///
+/// # Errors
+/// When the work panics, or the runtime is shutting down.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, JoinError> {
+    if system::current().has_threads() {
+        spawn_blocking(work).await
+    } else {
+        Ok(work())
     }
-    deleted(tokio::task::spawn_blocking(work).await, matches)
 }
 
 /// Returns what became of deleting the flows of `matches`, by a task that has `ended`.
@@ -439,7 +450,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_panic_has_deleted_nothing() {
-        let ended = tokio::task::spawn_blocking(|| panic!("a fault")).await;
+        let ended = spawn_blocking(|| panic!("a fault")).await;
         let node_port = Frontend::node_port(Protocol::Udp, Family::V4, 53);
         let matches = vec![flows(&node_port, Reply::Any)];
         let failure = deleted(ended, Arc::new(matches.clone())).expect_err("it was not done");

@@ -4,9 +4,9 @@
 use std::{collections::HashSet, sync::Arc, time::Instant};
 
 use net::{Family, Frontend, Protocol};
-use netlink::{Socket, conntrack::unanswered, system};
+use netlink::{Socket, conntrack::unanswered};
 
-use super::{Failure, deleted};
+use super::{Failure, blocking, deleted};
 use crate::{
     modes::Metrics,
     services::{Changes, ServiceMap, ServicePortName},
@@ -106,9 +106,5 @@ pub async fn delete_untranslated(
         }
         Ok(count)
     };
-    // Else the other family's calls would come before or after these as the scheduler likes.
-    if !system::current().has_threads() {
-        return deleted(Ok(work()), Arc::default());
-    }
-    deleted(tokio::task::spawn_blocking(work).await, Arc::default())
+    deleted(blocking(work).await, Arc::default())
 }
