@@ -136,7 +136,7 @@ impl Applied {
                 size.ports += 1;
                 size.endpoints += endpoints(new);
             }
-            has_step |= large::step(old.map(|old| &**old), new.map(|new| &**new), most).is_some();
+            has_step |= large::has_step(old.map(|old| &**old), new.map(|new| &**new), most);
         }
         if has_step {
             size.endpoints = size.endpoints.max(self.endpoints);

@@ -11,16 +11,16 @@ use std::{
     sync::Arc,
 };
 
-use super::{
-    observe::{PART, distance},
-    plan::endpoint_chains,
-};
 use xtables::{
     observed::Observed,
     rule::Table,
     transaction::{Action, Group, Op},
 };
 
+use super::{
+    observe::{PART, distance},
+    plan::endpoint_chains,
+};
 use crate::services::{Endpoint, Endpoints, ServicePort, ServicePortName};
 
 /// Returns what is between `old` and `new`, if that differs in more than `most` endpoints: with
@@ -31,22 +31,42 @@ pub fn step(
     new: Option<&ServicePort>,
     most: usize,
 ) -> Option<ServicePort> {
+    let Changed { comes, goes } = changed(old, new, most)?;
+    let gone = old.filter(|_| new.is_none()).map(without_addresses);
+    Some(limited(new.or(gone.as_ref())?, &comes, &goes, most))
+}
+
+/// Returns whether there is a [`step`].
+pub fn has_step(old: Option<&ServicePort>, new: Option<&ServicePort>, most: usize) -> bool {
+    changed(old, new, most).is_some()
+}
+
+/// Endpoints with chains that come and go.
+struct Changed<'a> {
+    comes: HashSet<SocketAddr>,
+    goes: Vec<&'a Endpoint>,
+}
+
+/// Returns the endpoints in which `old` and `new` differ, if these are more than `most`.
+fn changed<'a>(
+    old: Option<&'a ServicePort>,
+    new: Option<&'a ServicePort>,
+    most: usize,
+) -> Option<Changed<'a>> {
     let count = |port: Option<&ServicePort>| port.map_or(0, |port| port.endpoints.all.len());
     if count(old).max(count(new)) <= most {
         return None;
     }
-    let gone = old.filter(|_| new.is_none()).map(without_addresses);
-    let new = new.or(gone.as_ref())?;
-    let before = old.map(with_chains).unwrap_or_default();
-    let after = with_chains(new);
+    let [before, after] = [old, new].map(|port| port.map(with_chains).unwrap_or_default());
     let differs = |one: &&Endpoint, from: &[&Endpoint]| {
         let address = |other: &&Endpoint| other.address;
         from.binary_search_by_key(&one.address, address).is_err()
     };
     let comes = after.iter().filter(|one| differs(one, &before));
+    let comes: HashSet<_> = comes.map(|one| one.address).collect();
     let goes = before.iter().filter(|one| differs(one, &after));
-    let comes = comes.map(|one| one.address).collect();
-    limited(new, &comes, &goes.copied().collect::<Vec<_>>(), most)
+    let goes: Vec<_> = goes.copied().collect();
+    (comes.len() + goes.len() > most).then_some(Changed { comes, goes })
 }
 
 /// Returns what `port` is first if more than `most` of the chains of its endpoints are not `there`:
@@ -57,8 +77,8 @@ pub fn first_step(port: &ServicePort, there: &Observed, most: usize) -> Option<S
     }
     let mut comes = endpoint_chains(port);
     comes.retain(|(_, chain)| !there.has_whole(Table::Nat, chain));
-    let comes = comes.into_iter().map(|(address, _)| address).collect();
-    limited(port, &comes, &[], most)
+    let comes: HashSet<_> = comes.into_iter().map(|(address, _)| address).collect();
+    (comes.len() > most).then(|| limited(port, &comes, &[], most))
 }
 
 /// Returns the endpoints that have chains, sorted by address.
@@ -82,15 +102,14 @@ fn without_addresses(port: &ServicePort) -> ServicePort {
     }
 }
 
+/// Returns `port` with `most` of the endpoints that come, and without as many of those that go as
+/// there is room for.
 fn limited(
     port: &ServicePort,
     comes: &HashSet<SocketAddr>,
     goes: &[&Endpoint],
     most: usize,
-) -> Option<ServicePort> {
-    if comes.len() + goes.len() <= most {
-        return None;
-    }
+) -> ServicePort {
     let Endpoints {
         all,
         cluster,
@@ -138,10 +157,10 @@ fn limited(
         has_any: port.endpoints.has_any,
         ..Endpoints::default()
     };
-    Some(ServicePort {
+    ServicePort {
         endpoints: Arc::new(endpoints),
         ..port.clone()
-    })
+    }
 }
 
 /// Returns the steps of one ServicePort, divided where nothing is different for its clients
