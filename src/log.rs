@@ -263,31 +263,16 @@ impl Visit for JsonLine {
 /// Captures what is logged, for tests.
 #[cfg(test)]
 mod captured {
-    use std::sync::{Arc, Mutex};
+    use testing::Log;
 
     use super::*;
 
-    #[derive(Clone, Default)]
-    struct Buffer(Arc<Mutex<Vec<u8>>>);
-
-    impl io::Write for Buffer {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
     pub(super) fn lines_as(verbosity: u8, format: Format, events: impl FnOnce()) -> Vec<String> {
-        let buffer = Buffer::default();
-        let copy = buffer.clone();
-        let subscriber = subscriber(verbosity, format, move || copy.clone());
+        let log = Log::default();
+        let writer = log.clone();
+        let subscriber = subscriber(verbosity, format, move || writer.clone());
         tracing::subscriber::with_default(subscriber, events);
-        let text = String::from_utf8(buffer.0.lock().unwrap().clone()).unwrap();
-        text.lines().map(str::to_owned).collect()
+        log.lines()
     }
 
     /// Returns the lines of text that `events` logs.

@@ -2,7 +2,7 @@
 
 use std::{
     io::{self, Write},
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use caps::{CapSet, Capability};
@@ -93,28 +93,35 @@ pub fn cases(all: u32) -> u32 {
 
 /// Returns the lines that `events` logs at level INFO and above.
 pub fn logged(events: impl FnOnce()) -> Vec<String> {
-    let buffer = Buffer::default();
-    let copy = buffer.clone();
+    let log = Log::default();
+    let writer = log.clone();
     let subscriber = tracing_subscriber::fmt()
         .with_ansi(false)
-        .with_writer(move || copy.clone())
+        .with_writer(move || writer.clone())
         .finish();
     tracing::subscriber::with_default(subscriber, events);
-    let bytes = buffer.0.lock().expect("no test panics while it logs");
-    let text = String::from_utf8_lossy(&bytes);
-    text.lines().map(str::to_owned).collect()
+    log.lines()
 }
 
-/// Bytes that several writers share.
+/// A log in memory; clones write to the same one.
 #[derive(Clone, Default)]
-struct Buffer(Arc<Mutex<Vec<u8>>>);
+pub struct Log(Arc<Mutex<Vec<u8>>>);
 
-impl Write for Buffer {
+impl Log {
+    /// Returns the lines written so far.
+    pub fn lines(&self) -> Vec<String> {
+        let text = String::from_utf8(self.bytes().clone()).expect("a log is text");
+        text.lines().map(str::to_owned).collect()
+    }
+
+    fn bytes(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.0.lock().expect("no test panics while it logs")
+    }
+}
+
+impl Write for Log {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0
-            .lock()
-            .expect("no test panics while it logs")
-            .write(bytes)
+        self.bytes().write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
