@@ -42,7 +42,7 @@ pub trait System {
     ///
     /// # Errors
     /// When it cannot be started.
-    fn start(&self, command: Command, input: &str) -> io::Result<Running>;
+    fn start<'a>(&self, command: Command, input: &'a str) -> io::Result<Running<'a>>;
 
     /// Reads an option of an IP socket into `value`, which tells the kernel what is asked for.
     ///
@@ -132,11 +132,12 @@ pub trait ProcFile: Read + Write + Seek + Send + Sync {}
 impl<T: Read + Write + Seek + Send + Sync> ProcFile for T {}
 
 /// A program that runs. It is killed when this is dropped.
-pub struct Running {
+pub struct Running<'a> {
     /// Its standard output.
     pub stdout: Pin<Box<dyn AsyncRead + Send>>,
-    /// Completes when the program has ended. It must be polled while the output is read.
-    pub ended: Pin<Box<dyn Future<Output = io::Result<Ended>> + Send>>,
+    /// Writes the input, and completes when the program has ended. It must be polled while the
+    /// output is read.
+    pub ended: Pin<Box<dyn Future<Output = io::Result<Ended>> + Send + 'a>>,
 }
 
 /// How a program ended.
@@ -148,7 +149,7 @@ pub struct Ended {
     pub stderr: Vec<u8>,
 }
 
-/// This machine.
+/// The kernel and the programs of this machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Machine;
 
@@ -178,7 +179,7 @@ impl System for Machine {
         Ok(Box::new(file?))
     }
 
-    fn start(&self, command: Command, input: &str) -> io::Result<Running> {
+    fn start<'a>(&self, command: Command, input: &'a str) -> io::Result<Running<'a>> {
         let mut command = tokio::process::Command::from(command);
         command
             .stdin(Stdio::piped())
@@ -189,7 +190,6 @@ impl System for Machine {
         let stdout = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
         let mut errors = child.stderr.take().ok_or(io::ErrorKind::BrokenPipe)?;
         let mut stdin = child.stdin.take().ok_or(io::ErrorKind::BrokenPipe)?;
-        let input = input.to_owned();
         let feed = async move {
             // A program that fails early closes its input; its own message is
             // worth more than our broken pipe.

@@ -49,7 +49,7 @@ impl System for Kernel {
         Ok(Box::new(file))
     }
 
-    fn start(&self, command: Command, input: &str) -> io::Result<Running> {
+    fn start<'a>(&self, command: Command, input: &'a str) -> io::Result<Running<'a>> {
         let answer = self.run(programs::Command::of(&command, input));
         let (mut stdout, reader) = tokio::io::duplex(PIPE);
         let ended = async move {

@@ -67,8 +67,8 @@ impl Program {
         })
     }
 
-    /// Starts it.
-    pub(super) fn start(&self, args: &[&str], input: &str) -> io::Result<Running> {
+    /// Starts the program with `args`, and writes `input` to it.
+    pub(super) fn start<'a>(&self, args: &[&str], input: &'a str) -> io::Result<Running<'a>> {
         let mut command = Command::new(&self.path);
         command
             .args(&self.applet)
