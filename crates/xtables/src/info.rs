@@ -22,10 +22,8 @@ const TARGET: usize = 32;
 /// The verdict of a standard target that drops: `-NF_DROP - 1`.
 const DROP: i32 = -1;
 
-/// `struct ipt_getinfo`, which IPv6 has too.
-#[derive(Default)]
+/// What is used of `struct ipt_getinfo`, which IPv6 has too.
 struct Info {
-    name: [u8; NAME],
     underflow: [u32; HOOKS],
     entries: u32,
     size: u32,
@@ -78,10 +76,11 @@ pub enum FilterChain {
 /// # Errors
 /// As [`size`]; also when the table changes meanwhile (EAGAIN).
 pub fn drops(family: Family, chain: FilterChain) -> io::Result<bool> {
-    let info = info(family, "filter")?;
+    let table = "filter";
+    let info = info(family, table)?;
     // struct ipt_get_entries: the table's name and size, and padding, before the entries.
     let mut answer = vec![0u8; ENTRIES + info.size as usize];
-    answer[..NAME].copy_from_slice(&info.name);
+    answer[..NAME].copy_from_slice(&name(table));
     answer[NAME..NAME + size_of::<u32>()].copy_from_slice(&info.size.to_ne_bytes());
     system::current().option(family, GET_ENTRIES, &mut answer)?;
     let policy = verdict(
@@ -108,25 +107,29 @@ fn verdict(family: Family, entries: &[u8], at: usize) -> Option<i32> {
     Some(i32::from_ne_bytes(verdict.try_into().ok()?))
 }
 
+/// Returns the name of a table as the kernel's structures have it, cut to fit.
+fn name(table: &str) -> [u8; NAME] {
+    let mut name = [0; NAME];
+    let length = table.len().min(NAME);
+    name[..length].copy_from_slice(&table.as_bytes()[..length]);
+    name
+}
+
 /// Returns what the kernel says of a table.
 fn info(family: Family, table: &str) -> io::Result<Info> {
     let mut value = [0; INFO];
-    let length = table.len().min(NAME);
-    value[..length].copy_from_slice(&table.as_bytes()[..length]);
+    value[..NAME].copy_from_slice(&name(table));
     system::current().option(family, GET_INFO, &mut value)?;
     let word = |at: usize| {
         let mut word = [0; size_of::<u32>()];
         word.copy_from_slice(&value[at..at + size_of::<u32>()]);
         u32::from_ne_bytes(word)
     };
-    let mut info = Info {
+    Ok(Info {
         entries: word(INFO_ENTRIES),
         size: word(INFO_SIZE),
         underflow: std::array::from_fn(|hook| word(UNDERFLOW + hook * size_of::<u32>())),
-        ..Info::default()
-    };
-    info.name.copy_from_slice(&value[..NAME]);
-    Ok(info)
+    })
 }
 
 #[cfg(test)]
