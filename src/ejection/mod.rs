@@ -108,7 +108,7 @@ impl Metrics {
 
 /// Watches endpoints, and sends ejections to the runner as `batches`, as long as the objects of
 /// the cluster are sent there. Returns what follows the runner's syncs in `mode`. If the kernel does
-/// not report what becomes of connections, that is posted to `recorder` for each Service that
+/// not report the outcome of connections, this is posted to `recorder` for each Service that
 /// requests ejection.
 pub fn begin(
     batches: &Sender<Batch>,

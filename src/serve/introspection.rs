@@ -162,7 +162,7 @@ impl Introspection {
         let fallback = IntGauge::with_opts(
             Opts::new(
                 "tripod_mode_fallback",
-                "1 if another mode runs than the one that the settings name, else 0; the label \
+                "1 if another mode runs than the settings name, else 0; the label \
                  says what better modes lack, also if the settings name no mode.",
             )
             .const_label("reason", &wanting),

@@ -70,7 +70,7 @@ impl PinLimit {
                 service = %label,
                 remembered = self.most,
                 "the maximum number of clients with session affinity is remembered: each new one \
-                 replaces the one that was silent for longest, which may get another endpoint; \
+                 replaces the client that was silent longest, which may get another endpoint; \
                  shorten sessionAffinityConfig.clientIP.timeoutSeconds, or limit who may call \
                  (loadBalancerSourceRanges); tripod_userspace_affinity_evicted_total counts them"
             );
