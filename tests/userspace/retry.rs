@@ -386,5 +386,5 @@ fn clients_that_end_first_do_not_use_up_the_local_ports(lab: &mut Lab) {
             .then_some(())
             .ok_or_else(|| format!("{answered} were answered"))
     });
-    tripod.logs_once(&["net.ipv4.tcp_tw_reuse was 2 and is 1 now"]);
+    tripod.logs_once(&["changed net.ipv4.tcp_tw_reuse from 2 to 1"]);
 }
