@@ -1,4 +1,4 @@
-//! Where the API server is and with which credentials it is called, also after these change.
+//! Address and credentials of the API server, followed as they change.
 
 use std::{
     io::ErrorKind,
@@ -31,8 +31,8 @@ use super::{
 };
 use crate::log_once::LogOnce;
 
-/// How long a request waits for credentials that are being read again, before it is made
-/// with the previous ones. Reading files takes no time, but a plugin may take long.
+/// How long a request waits for credentials that are being reloaded, before it is made with the
+/// previous ones. Reading files takes no time, but a plugin may take long.
 const BRIEFLY: Duration = Duration::from_secs(1);
 
 /// Shortest time between two renewals of a plugin's credentials, however short their
@@ -77,7 +77,7 @@ pub enum AccessError {
     Kubeconfig {
         /// Path of the kubeconfig.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The cause.
         #[source]
         reason: Box<KubeconfigError>,
     },
@@ -100,7 +100,7 @@ pub enum AccessError {
     Master {
         /// The given text.
         url: String,
-        /// What is wrong with it.
+        /// The cause.
         #[source]
         reason: http::uri::InvalidUri,
     },
@@ -134,12 +134,12 @@ pub struct Access {
 struct Shared {
     source: Source,
     current: ArcSwap<Current>,
-    /// Whether the server refused the credentials since they were read.
+    /// Whether the server refused the credentials after they were last read.
     refused: AtomicBool,
-    /// Ends with the reading that is under way: its sender is dropped.
+    /// Closed when the reading in progress ends: its sender is dropped then.
     reading: Mutex<Option<watch::Receiver<()>>>,
-    /// Why they could not be read again, to log each reason once: a plugin is run every
-    /// ten seconds.
+    /// The last reason why they could not be read again, to log each reason once: a failing plugin
+    /// is run again every ten seconds.
     unreadable: Mutex<LogOnce>,
     /// Notifies that the system refused to start a plugin.
     program_refused: Notify,
@@ -157,7 +157,7 @@ struct Current {
     server: Uri,
     files: credentials::Files,
     renew_at: Option<Instant>,
-    /// What was warned of.
+    /// Warnings that have been logged.
     warnings: Vec<String>,
 }
 
@@ -240,7 +240,7 @@ impl Access {
     pub async fn client(&self) -> Client {
         if self.is_outdated() {
             let mut reading = self.read_again();
-            // The reading goes on by itself.
+            // The reading continues in its own task.
             let _ = timeout(BRIEFLY, reading.changed()).await;
         }
         self.shared.current.load().client.clone()
@@ -344,7 +344,7 @@ impl Access {
     }
 }
 
-/// What may be the cause where the system refuses to run a program or to read a file.
+/// A hint for errors where the system refuses to run a program or to read a file.
 const CONFINED: &str = " (--confine may keep this process from what the kubeconfig did not name \
                         when it started: start it again)";
 

@@ -1,4 +1,4 @@
-//! What an error came from.
+//! The chain of causes of an error.
 
 use std::{error::Error, iter};
 

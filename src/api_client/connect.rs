@@ -74,13 +74,13 @@ impl Http2 {
     }
 }
 
-/// What is the same for each connection to the server.
+/// The settings common to all connections to the server.
 pub(super) struct Settings {
     /// The server and our credentials.
     pub(super) config: Config,
     /// Whether HTTP/2 is used, and how.
     pub(super) http2: Http2,
-    /// What counts the requests.
+    /// Counts the requests.
     pub(super) metrics: RequestMetrics,
 }
 

@@ -1,5 +1,5 @@
-//! Reads what is needed to speak to the API server: the service account of the
-//! pod, or a kubeconfig with the files and the plugin that it names.
+//! Reads the credentials for the API server: the service account of the pod, or a kubeconfig with
+//! the files and the plugin that it names.
 
 use std::{
     env,
@@ -42,10 +42,10 @@ pub(super) struct Loaded {
     /// The address of the API server.
     pub(super) server: Uri,
     pub(super) files: Files,
-    /// Time until the credentials are to be renewed; `None`: when a file changes, or the
-    /// server refuses them.
+    /// Time until the credentials must be renewed; `None`: when a file changes, or the server
+    /// refuses them.
     pub(super) renew_in: Option<Duration>,
-    /// What is to be warned of, once.
+    /// Warnings to log once.
     pub(super) warnings: Vec<String>,
 }
 
@@ -74,7 +74,7 @@ impl Files {
     }
 }
 
-/// What a configuration was read from, in addition to itself.
+/// The sources of a configuration, in addition to the kubeconfig itself.
 #[derive(Default)]
 struct Origin {
     files: Files,
@@ -163,8 +163,8 @@ fn left_to_renew(expires: Timestamp) -> Duration {
     left.saturating_sub(BEFORE_EXPIRY.min(left / 4))
 }
 
-/// Returns the configuration of a pod with these `variables` and this `service_account`,
-/// like `rest.InClusterConfig` of client-go: unlike that of `kube` it needs no namespace.
+/// Builds the configuration of a pod from these `variables` and this `service_account`, like
+/// `rest.InClusterConfig` of client-go: unlike `kube`, it needs no namespace.
 async fn in_cluster(
     variables: impl Fn(&str) -> Option<String>,
     service_account: &Path,

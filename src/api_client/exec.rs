@@ -63,7 +63,7 @@ pub enum PluginError {
     Answer(String),
 }
 
-/// What a plugin answered.
+/// The answer of a plugin.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Credentials {
     token: Option<String>,
@@ -175,7 +175,7 @@ async fn output(mut child: Child) -> io::Result<Option<Output>> {
     }
 }
 
-/// Returns the version of the protocol; an error if the plugin cannot be used at all.
+/// Checks that the plugin can be used, and returns its version of the protocol.
 fn check(plugin: &ExecConfig) -> Result<&str, PluginError> {
     let unusable = |text: String| Err(PluginError::Unusable(text));
     let version = plugin.api_version.as_deref().unwrap_or_default();
@@ -281,8 +281,8 @@ impl Credentials {
     }
 }
 
-/// Returns the plugin of `user`, if it is used: as in client-go and kube, credentials in
-/// the kubeconfig itself take precedence.
+/// The plugin of `user`, if it is used: as in client-go and kube, credentials in the kubeconfig
+/// itself take precedence.
 pub(super) fn of(user: &AuthInfo) -> Option<&ExecConfig> {
     let otherwise = user.token.is_some() || user.token_file.is_some() || user.username.is_some();
     user.exec.as_ref().filter(|_| !otherwise)

@@ -113,7 +113,7 @@ impl RequestMetrics {
     }
 }
 
-/// What the labels say of a request.
+/// The labels of a request.
 #[derive(Clone)]
 pub(super) struct Asked {
     method: Method,
@@ -121,7 +121,6 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    /// Returns the labels of a request to `uri`.
     pub(super) fn new(method: &Method, uri: &Uri) -> Asked {
         let host = uri.authority().map(|authority| authority.as_str());
         Asked {

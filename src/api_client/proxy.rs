@@ -36,7 +36,7 @@ pub enum ProxyError {
     Url {
         /// Where it was found.
         origin: String,
-        /// What was found there.
+        /// The value found there.
         url: String,
     },
     /// Its scheme is not supported.
@@ -52,7 +52,7 @@ pub enum ProxyError {
     Cgi,
 }
 
-/// What the environment says about proxies.
+/// The environment variables about proxies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Environment {
     http: String,
@@ -62,7 +62,6 @@ pub(super) struct Environment {
 }
 
 impl Environment {
-    /// Returns the environment of this process.
     pub(super) fn of_this_process() -> Environment {
         let any = |names: [&str; 2]| {
             let mut values = names.into_iter().filter_map(|name| env::var(name).ok());
@@ -209,7 +208,7 @@ impl Proxy {
         Ok(Proxy { kind, url, user })
     }
 
-    /// Returns the value of `Proxy-Authorization` for an HTTP proxy; `None`: the proxy has no
+    /// Builds the value of `Proxy-Authorization` for an HTTP proxy; `None`: the proxy has no
     /// credentials, or they cannot be sent in a header.
     pub(super) fn authorization(&self) -> Option<HeaderValue> {
         let (name, password) = self.user.as_ref()?;

@@ -1,4 +1,4 @@
-//! When a certificate is valid, which the TLS library does not report for our own
+//! The period in which a certificate is valid, which the TLS library does not report for our own
 //! certificate.
 
 use jiff::Timestamp;
@@ -22,8 +22,8 @@ pub(super) struct Validity {
 }
 
 impl Validity {
-    /// Returns the validity of the first certificate in `pem`; `None`: there is none that
-    /// can be read.
+    /// Reads the validity of the first certificate in `pem`; `None`: there is none that can be
+    /// read.
     pub(super) fn of_pem(pem: &str) -> Option<Validity> {
         let certificate = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
         Validity::of_der(&certificate)

@@ -29,9 +29,9 @@ const LONGEST: usize = 64 << 20;
 pub(super) enum Failure {
     /// No process answers at the socket.
     Unreachable(String),
-    /// The proxy refuses the question, or has nothing of what is asked about; holds the reason.
+    /// The proxy refuses the question, or has no such object; holds the reason.
     Refused(String),
-    /// The proxy cannot answer now, as others ask, or it ends; holds its reason.
+    /// The proxy cannot answer now, because it serves others or is shutting down; holds its reason.
     Unavailable(String),
     /// The answer cannot be read.
     Unreadable(String),

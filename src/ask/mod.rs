@@ -79,7 +79,7 @@ pub async fn ask(ask: &Ask) -> ExitCode {
     })
 }
 
-/// Returns the state of the running proxy.
+/// Asks the running proxy for its state.
 ///
 /// # Errors
 /// Says why there is no answer.
@@ -93,7 +93,7 @@ pub async fn is_running(socket: &Path) -> bool {
     Connection::new(socket).is_listened_on().await
 }
 
-/// Returns the same as [`explanation`], within `most` at the latest.
+/// Like [`explanation`], but gives up after `most`.
 ///
 /// # Errors
 /// Says why there is no answer.
@@ -108,7 +108,7 @@ pub async fn explanation_within(
     explanation_of(&connection, to, protocol, &pod_or(from)).await
 }
 
-/// Returns what, according to the running proxy and the Services alone, happens to a packet.
+/// Asks the running proxy what happens to a packet, according to the Services alone.
 ///
 /// # Errors
 /// Says why there is no answer.
@@ -125,8 +125,7 @@ fn pod_or(from: Option<IpAddr>) -> String {
     from.map_or_else(|| "pod".to_owned(), |ip| ip.to_string())
 }
 
-/// Returns what, according to the running proxy and the Services alone, happens to a
-/// packet from this node.
+/// Asks the running proxy what happens to a packet from this node, according to the Services alone.
 ///
 /// # Errors
 /// Says why there is no answer.
@@ -157,7 +156,7 @@ async fn explanation_of(
     answer.map_err(|failure| failure.to_string())
 }
 
-/// Returns the attempts of the running proxy to reach endpoints of the ServicePort
+/// Asks the running proxy for its attempts to reach endpoints of the ServicePort
 /// `namespace/name:port`, since the number `after` of an earlier answer, if there was one.
 ///
 /// # Errors
@@ -175,9 +174,8 @@ pub async fn dials(
     answer.map_err(|failure| failure.to_string())
 }
 
-/// Returns the addresses that `destination` means, each with its port and the protocol in
-/// lower case; for a Service, as the running proxy knows it, its cluster IPs of the family
-/// of `from`.
+/// Resolves `destination` to addresses, each with its port and the protocol in lower case; for a
+/// Service, as the running proxy knows it, its cluster IPs of the family of `from`.
 ///
 /// # Errors
 /// Says why there are none.
@@ -204,8 +202,8 @@ pub async fn addresses(
     items.into_iter().map(address).collect()
 }
 
-/// Returns the ServicePorts of all namespaces or of one, or only those of the Service of
-/// this name.
+/// Asks the running proxy for the ServicePorts of all namespaces or of one, or only for those of
+/// the Service of this name.
 ///
 /// # Errors
 /// Says why there is no answer, for example because there is no such Service.

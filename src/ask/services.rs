@@ -16,7 +16,7 @@ use crate::{
 /// Which Services are requested.
 pub(super) struct Selected {
     path: String,
-    /// What is printed if there are none.
+    /// The text to print if there are none.
     none: String,
     /// Whether one Service is requested, all of whose endpoints are of interest.
     one: bool,

@@ -70,7 +70,7 @@ impl Screen {
         }
     }
 
-    /// Returns what is to be written so that the table becomes `lines`.
+    /// Returns the text to write so that the table becomes `lines`.
     fn update(&mut self, mut lines: Vec<String>) -> String {
         let kind = Kind::of_stdout();
         if std::mem::replace(&mut self.kind, kind) != kind {
@@ -98,8 +98,8 @@ fn fit(lines: &mut Vec<String>, rows: usize) {
     }
 }
 
-/// Returns what makes a terminal that shows `before` show `now` (ECMA-48). Lines that are
-/// longer than the terminal is wide are cut off (DECAWM), so that each has one row.
+/// Returns the control sequences and text that turn `before` on a terminal into `now` (ECMA-48).
+/// Lines that are longer than the terminal is wide are cut off (DECAWM), so that each has one row.
 fn redraw(before: &[String], now: &[String]) -> String {
     let mut text = String::from("\x1b[?7l");
     if before.is_empty() {
@@ -119,8 +119,8 @@ fn redraw(before: &[String], now: &[String]) -> String {
     text
 }
 
-/// Returns the blocks of `now`, each a line with the indented ones below it, that
-/// `before` does not have.
+/// Returns those blocks of `now` that `before` does not have. A block is a line with the indented
+/// ones below it.
 fn changed(before: &[String], now: &[String]) -> String {
     let known: HashSet<_> = blocks(before).collect();
     let mut text = String::new();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use hashbrown::HashMap;
 use tokio::time::Instant;
 
-/// What an answer is about: a digest, so that no token stays in memory.
+/// A digest of the question, so that no token stays in memory.
 pub(super) type Key = [u8; 32];
 
 /// Answers that hold for some time.

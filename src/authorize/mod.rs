@@ -1,6 +1,6 @@
-//! Decides who may read what this process serves. The API server is asked, as the kubelet and
-//! kube-rbac-proxy do it: by TokenReview whose a token is, and by SubjectAccessReview what that
-//! user may do. Without an answer, nobody may read.
+//! Decides who may read what this process serves. Like the kubelet and kube-rbac-proxy, it asks the
+//! API server: a TokenReview tells whose token it is, and a SubjectAccessReview what that user may
+//! do. Without an answer, nobody may read.
 
 mod cache;
 mod review;
@@ -161,8 +161,8 @@ impl Authorizer {
         self.known_or_asked(known, ask).await
     }
 
-    /// Returns what is `known`, or the answer to `ask`, which goes on when this is dropped: a later
-    /// request finds the answer.
+    /// Returns what is `known`, or the answer to `ask`, which continues when this is dropped: a
+    /// later request finds the answer.
     async fn known_or_asked<T: Send + 'static>(
         &self,
         known: impl Fn() -> Option<T>,
@@ -191,7 +191,7 @@ impl Authorizer {
 }
 
 impl Shared {
-    /// Logs that there is no answer, once for as long as it is so.
+    /// Logs that there is no answer, once until there is one again.
     fn log(&self, error: Option<&String>) {
         let mut logged = self.logged.lock();
         match error {

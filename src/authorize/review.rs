@@ -17,7 +17,7 @@ use crate::api_client::Access;
 /// `k8s.io/apiserver/pkg/server/options/authentication.go`).
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What the API server knows of the owner of a token.
+/// The owner of a token, as the API server knows it.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct User {
     name: Option<String>,

@@ -16,7 +16,7 @@ use super::*;
 /// How long the server takes for an answer.
 const SLOW: Duration = Duration::from_millis(100);
 
-/// What the server was asked, and how it answers.
+/// Counts the requests to the server, and says how it answers.
 #[derive(Default)]
 struct Server {
     token_reviews: AtomicU32,
@@ -152,7 +152,7 @@ async fn without_an_answer_nobody_may() {
     server.fails.store(403, SeqCst);
     let refused = read(&authorizer, "other").await.unwrap_err().to_string();
     assert!(refused.contains("system:auth-delegator"), "{refused}");
-    // What was no answer is not kept.
+    // Only answers are kept, not failures.
     server.fails.store(0, SeqCst);
     let Err(Refusal::Forbidden { .. }) = read(&authorizer, "other").await else {
         panic!("it is known now");

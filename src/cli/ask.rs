@@ -19,14 +19,14 @@ pub struct Ask {
     pub socket: PathBuf,
 }
 
-/// What the running proxy can be asked.
+/// The questions to the running proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Question {
     /// The state of the proxy.
     Status,
     /// The same as a probe of its pod checks.
     Probe(Probe),
-    /// What happens to a packet.
+    /// The path of a packet.
     Explain {
         /// Destination of the packet: an address with a port, or a Service.
         to: Destination,
@@ -36,9 +36,9 @@ pub enum Question {
         /// Whether the state of the kernel is read.
         kernel: bool,
     },
-    /// How the kernel differs from the desired state.
+    /// Differences between the kernel and the desired state.
     Diff,
-    /// Which ServicePorts it serves, and how.
+    /// The ServicePorts that it serves, and their endpoints.
     Services {
         /// Only those of this namespace; `None`: of all.
         namespace: Option<String>,
@@ -49,7 +49,7 @@ pub enum Question {
     },
 }
 
-/// What the kubelet asks of a pod.
+/// The probes of the kubelet for a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Probe {
     /// Whether the pod has to be restarted.
@@ -77,7 +77,7 @@ pub enum Repeat {
 /// How an answer is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// What people need most often.
+    /// The most useful columns.
     Table,
     /// Everything, for people.
     Wide,
@@ -243,7 +243,7 @@ pub(super) fn output() -> Arg {
         .help("Output format: table, wide, json or yaml")
 }
 
-/// Returns what the flag `--output` of a subcommand chose.
+/// Returns the format that the flag `--output` of a subcommand chose.
 pub fn chosen(matches: &ArgMatches) -> Output {
     let output = matches.try_get_one::<String>("output").ok().flatten();
     let output = output.and_then(|given| Output::ALL.into_iter().find(|(name, _)| name == given));
@@ -265,8 +265,7 @@ fn selected(text: &str) -> Result<(String, Option<String>), String> {
     Ok((namespace.to_owned(), name.map(str::to_owned)))
 }
 
-/// Returns what `matches`, of the subcommand of that name, request; `None`: it is another
-/// subcommand.
+/// Reads the `matches` of the subcommand of that name; `None`: it is another subcommand.
 ///
 /// # Errors
 /// When parts of it contradict each other.

@@ -1,4 +1,4 @@
-//! `tripod cleanup`: what is removed from this kernel.
+//! `tripod cleanup`: removes rules, sets and virtual servers from this kernel.
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
@@ -6,7 +6,7 @@ use super::{help, used_flags};
 
 const KEEP: &str = "keep-kube-proxy";
 
-/// What is removed.
+/// The extent of a cleanup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cleanup {
     /// All that Tripod and kube-proxy ever install.
@@ -27,7 +27,6 @@ pub(super) fn command() -> Command {
     ))
 }
 
-/// Returns what is to be removed.
 pub(super) fn read(matches: &ArgMatches) -> Cleanup {
     if matches.get_flag(KEEP) {
         Cleanup::OnlyOfTripod

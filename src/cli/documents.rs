@@ -1,5 +1,5 @@
-//! What the program prints about itself: its version, completion for shells, and pages for
-//! man(1).
+//! Documents that the program prints about itself: its version, completion for shells, and pages
+//! for man(1).
 
 use clap::{Arg, ArgMatches, Command};
 use clap_complete::aot::{Bash, Fish, Zsh, generate};
@@ -52,8 +52,8 @@ pub(super) fn version() -> Command {
     Command::new("version").about("Print the version")
 }
 
-/// Returns the text that `matches`, of the subcommand of that name, request; `None`: it
-/// is another subcommand. `command` returns the definition of the command line.
+/// Returns the text that the subcommand of that name prints with these `matches`; `None`: it is
+/// another subcommand. `command` returns the definition of the command line.
 pub(super) fn asked(name: &str, matches: &ArgMatches, command: fn() -> Command) -> Option<String> {
     let word = |id: &str| matches.get_one::<String>(id).map(String::as_str);
     match name {

@@ -4,7 +4,7 @@ use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// The signals that end a command: what it changed is undone first.
+/// The signals that end a command. It undoes its changes first.
 pub struct Ends {
     interrupted: Signal,
     terminated: Signal,

@@ -108,8 +108,8 @@ impl Flag {
         self
     }
 
-    /// Returns the flag with the value that counts if it is not given, in place of the default
-    /// that the help shows for kube-proxy's sake.
+    /// Sets the value that counts if the flag is not given, where the help must show kube-proxy's
+    /// default instead.
     pub(super) const fn not_given(mut self, value: &'static str) -> Flag {
         self.not_given = value;
         self
@@ -120,13 +120,13 @@ impl Flag {
         self
     }
 
-    /// Returns the flag as one of those that most users look for.
+    /// Marks the flag as one that most users look for.
     pub(super) const fn common(mut self) -> Flag {
         self.common = true;
         self
     }
 
-    /// Returns the flag with this text in the short help and in completions.
+    /// Sets the text in the short help and in completions.
     pub(super) const fn line(mut self, line: &'static str) -> Flag {
         self.line = line;
         self
@@ -163,8 +163,7 @@ impl Flag {
         Ok(())
     }
 
-    /// Returns its default as the help shows it; empty if there is nothing to
-    /// show.
+    /// The default as the help shows it; empty if there is nothing to show.
     pub(super) fn default(&self) -> String {
         let options = &mut Options::default();
         match self.field {
@@ -195,7 +194,7 @@ impl Flag {
         }
     }
 
-    /// Returns the value that it has if it is not given.
+    /// The value if the flag is not given.
     pub(super) fn initial(&self) -> String {
         if !self.not_given.is_empty() {
             return self.not_given.to_owned();
@@ -221,7 +220,7 @@ impl Flag {
         named && !matches!(self.field, Field::Switch(_) | Field::SetOr(..))
     }
 
-    /// Returns the flag as clap knows it.
+    /// Converts the flag to clap's type.
     pub(super) fn arg(&'static self, heading: &'static str) -> Arg {
         let default = match self.default() {
             none if none.is_empty() => none,

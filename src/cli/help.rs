@@ -72,7 +72,7 @@ pub(super) fn grouped(command: Command) -> Command {
         ))
 }
 
-/// Returns the subcommands of `command`, the program, by [`COMMANDS`].
+/// Lists the subcommands of `command`, the program, by [`COMMANDS`].
 pub(super) fn list(command: &Command) -> String {
     let about = |name: &&str| match command.find_subcommand(name) {
         Some(subcommand) => subcommand.get_about().map(ToString::to_string),

@@ -7,7 +7,7 @@ use clap::{Arg, ArgMatches, Command};
 use super::help;
 use crate::{confine::Confinement, hold::SOCKET};
 
-/// What the subcommand is to do.
+/// The settings of `tripod hold`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
     /// Path of the unix socket at which proxies find the holder.
@@ -50,7 +50,6 @@ pub(super) fn command() -> Command {
     command.arg(socket).arg(confine)
 }
 
-/// Returns what `matches`, of the subcommand, request.
 pub(super) fn read(matches: &ArgMatches) -> Hold {
     let path = matches.get_one::<String>("userspace-holder-socket");
     let confinement = matches.get_one::<Confinement>("confine");

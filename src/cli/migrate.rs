@@ -1,4 +1,4 @@
-//! `tripod migrate`: what changes when Tripod replaces kube-proxy.
+//! `tripod migrate`: shows the effects of replacing kube-proxy by Tripod.
 
 use std::path::PathBuf;
 
@@ -6,14 +6,14 @@ use clap::{Arg, ArgAction, ArgMatches, Command, builder::ValueParser, value_pars
 
 use super::{Options, Output, ask, flags::hostname, help};
 
-/// What is to be compared.
+/// The configuration to compare, and where to find it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Migrate {
     /// Where kube-proxy's configuration is.
     pub from: Origin,
     /// Whether this machine is the node.
     pub machine: Machine,
-    /// A folder with the cluster's objects; `None`: the changes line by line are left out.
+    /// A folder with the cluster's objects; `None`: no changes are listed line by line.
     pub manifests: Option<PathBuf>,
     /// The name of the node whose rules are compared; `None`: the configuration has it, or it is
     /// the machine's host name.
@@ -144,7 +144,6 @@ fn node_name(text: &str) -> Result<Option<String>, String> {
     Ok(options.hostname_override)
 }
 
-/// Returns what `matches`, of this subcommand, request.
 pub(super) fn read(matches: &ArgMatches) -> Migrate {
     let file = matches.get_one::<String>("config").map(String::as_str);
     let from = match (file, matches.get_one::<u32>("pid")) {

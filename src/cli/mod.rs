@@ -104,7 +104,7 @@ impl Stop {
 }
 
 impl From<&clap::Error> for Stop {
-    /// Returns the text with which clap stops: requested help, or what is wrong.
+    /// The text with which clap stops: requested help, or the error.
     fn from(error: &clap::Error) -> Stop {
         let text = error.render().to_string().trim_end().to_owned();
         if error.use_stderr() {
@@ -137,7 +137,7 @@ pub fn read(
     settings::settle(parse(arguments)?, read_file)
 }
 
-/// Returns the command line's definition for clap.
+/// The definition of the command line for clap.
 pub fn command() -> Command {
     let command = Command::new("tripod")
         .about(ABOUT)

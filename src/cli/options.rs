@@ -60,8 +60,8 @@ pub struct Own {
     pub node_weights: bool,
     /// How packets find their Service in iptables mode.
     pub iptables_dispatch: DispatchChoice,
-    /// How long connections to an endpoint that left go on in ipvs mode; 0: as
-    /// long as they last.
+    /// How long connections in ipvs mode continue to an endpoint that left; 0: as long as they
+    /// last.
     pub ipvs_drain_timeout: Duration,
     /// How userspace mode gets its packets.
     pub capture: Requested,
@@ -69,7 +69,7 @@ pub struct Own {
     pub io: Io,
     /// Whether to end rather than run in a worse mode than the requested one.
     pub strict_mode: bool,
-    /// Abilities that are not to be used although the probe found them.
+    /// Abilities that are not used even though the probe found them.
     pub without: LeaveOut,
     /// How long a silent UDP client keeps its backend in userspace mode.
     pub udp_timeout: Duration,
@@ -105,7 +105,7 @@ pub struct Own {
     pub tls_private_key_file: Option<PathBuf>,
     /// Value of `--proxy-port-range`.
     pub proxy_port_range: Option<String>,
-    /// What the process prevents itself from doing.
+    /// How far the process confines itself.
     pub confinement: Confinement,
 }
 

@@ -1,4 +1,4 @@
-//! Standard output and error, for what a command prints.
+//! Standard output and error of commands.
 
 use std::{
     fmt::Display,
@@ -31,7 +31,8 @@ pub fn fail(why: &impl Display, status: u8) -> ExitCode {
 }
 
 fn put_to(out: &mut impl Write, text: &str) -> Result<(), Unwritable> {
-    // What remained in a buffer would be lost without an error at the end of the process.
+    // Without the flush, an error in writing the rest of a buffer would be lost when the process
+    // ends.
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(()),

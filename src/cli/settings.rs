@@ -16,7 +16,7 @@ use crate::config::{
 /// Everything that the user requests.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// What the process is to do, such as serving or cleaning up.
+    /// The job of the process, such as serving or cleaning up.
     pub job: Job,
     /// The configuration, complete, as `/configz` shows it.
     pub configuration: KubeProxyConfiguration,
@@ -29,14 +29,13 @@ pub struct Settings {
     /// The configuration file that was read, which is [watched](config::watch_file) while serving;
     /// `None`: there is none.
     pub file: Option<ConfigFile>,
-    /// Lines for the log about settings that have no effect, or another one than might be
-    /// expected.
+    /// Lines for the log about settings that have no effect, or an unexpected one.
     pub warnings: Vec<String>,
     /// Every flag with its value or its default, by name, for `/flagz`.
     pub flags: Vec<(&'static str, String)>,
 }
 
-/// What the process is to do, by subcommand or flag.
+/// The job of the process, by subcommand or flag.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Job {
     /// Serve until a signal ends the process.
@@ -48,16 +47,16 @@ pub enum Job {
     Cleanup(Cleanup),
     /// Print which modes can run here, and exit.
     Probe(Output),
-    /// Print what the mode would put into the kernel for the objects in this
-    /// folder of manifests, and exit.
+    /// Print the rules and other objects that the mode would put into the kernel for the objects in
+    /// this folder of manifests, and exit.
     Render(PathBuf),
     /// Print what the running proxy answers, and exit.
     Ask(Ask),
     /// Follow packets through the rules of this node.
     Trace(Trace),
-    /// Print what will differ from kube-proxy, and exit.
+    /// Print the differences from kube-proxy, and exit.
     Migrate(Migrate),
-    /// Try what the mode promises, and exit.
+    /// Check the promises of the mode, and exit.
     Test(Test),
     /// Answer calls of `tripod test`, in a pod that it made.
     TestServer(TestServer),
@@ -162,7 +161,7 @@ fn job(subcommand: Option<Subcommand>, own: &Own, without: Job) -> Result<Job, S
     })
 }
 
-/// Checks what belongs to `--metrics-secure-bind-address`.
+/// Checks the flags that belong to `--metrics-secure-bind-address`.
 fn secure_metrics(own: &Own, warnings: &mut Vec<String>) -> Result<(), Stop> {
     let refused = |why: &str| Err(Stop::Refusal(format!("error: {why}")));
     match (&own.tls_cert_file, &own.tls_private_key_file) {

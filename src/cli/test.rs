@@ -1,5 +1,4 @@
-//! The subcommand that tries what a mode promises, `tripod test`, and the one that its
-//! pods run.
+//! The subcommand that checks the promises of a mode, `tripod test`, and the one that its pods run.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -9,7 +8,7 @@ use ipnet::IpNet;
 use super::{Output, ask, help};
 use crate::{config::ModeName, duration};
 
-/// What is tried.
+/// The settings of `tripod test`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Test {
     /// Whose Services are called, and in which mode.
@@ -42,7 +41,7 @@ pub struct FolderTest {
 /// How a live cluster is tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cluster {
-    /// The namespace for pods and Services; `None`: one that is created for them.
+    /// The namespace for pods and Services; `None`: a new one.
     pub namespace: Option<String>,
     /// The kubeconfig with which they are created, `-` for standard input; `None`: the one
     /// that kubectl would use.
@@ -61,7 +60,7 @@ pub struct Cluster {
     pub socket: PathBuf,
 }
 
-/// What a pod of a test serves.
+/// The settings of the server in a pod of a test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TestServer {
     /// The name that it answers with.
@@ -203,7 +202,6 @@ fn service(text: &str) -> Result<(String, String), String> {
     Ok((named(namespace)?, named(name)?))
 }
 
-/// Returns what `matches`, of this subcommand, request.
 pub(super) fn read(matches: &ArgMatches) -> Test {
     let folder = matches.get_one::<PathBuf>("manifests").cloned();
     let mode = matches.get_one::<String>("proxy-mode");
@@ -267,7 +265,6 @@ pub(super) fn server_command() -> Command {
         )
 }
 
-/// Returns what `matches`, of the pod's subcommand, request.
 pub(super) fn read_server(matches: &ArgMatches) -> TestServer {
     let text = |name: &str| matches.get_one::<String>(name).cloned().unwrap_or_default();
     let port = |name: &str| matches.get_one::<u16>(name).copied().unwrap_or_default();

@@ -78,7 +78,7 @@ pub(super) fn command() -> Command {
         .arg(ask::socket())
 }
 
-/// Returns what `matches`, of the subcommand, request.
+/// Reads the settings of the subcommand.
 ///
 /// # Errors
 /// When parts of it contradict each other.

@@ -1,5 +1,5 @@
 //! The text about a command line that clap refuses: it suggests a flag that is likely meant, and
-//! lists the commands where a word is none.
+//! lists the commands if a word is not one of them.
 
 use std::ffi::OsString;
 
@@ -42,8 +42,8 @@ fn of_word(error: &Error, word: &str, program: &Command) -> String {
     format!("{what}\n\n{list}For more information, try '--help'.")
 }
 
-/// Returns the flag of `command` whose name has all words of `unknown`: of `--mode` it is
-/// `proxy-mode`. If there are several, a common flag is preferred, then a short name.
+/// Finds the flag of `command` whose name has all words of `unknown`: for `--mode`, `proxy-mode`.
+/// If there are several, a common flag is preferred, then a short name.
 fn flag_with_words<'a>(command: &'a Command, unknown: &str) -> Option<&'a str> {
     let words = unknown.strip_prefix("--")?;
     let has_all = |name: &str| {

@@ -11,7 +11,8 @@ const FEW: usize = 10;
 
 /// The subcommands, with the flags that each of them uses.
 const USED: [(&str, &[&str]); 3] = [
-    // Which virtual servers belong to other programs, and which sockets the proxy was given.
+    // Flags that tell which virtual servers belong to other programs, and which sockets the proxy
+    // was given.
     (
         "cleanup",
         &[
@@ -23,7 +24,7 @@ const USED: [(&str, &[&str]); 3] = [
             "logging-format",
         ],
     ),
-    // What the modes require of the kernel.
+    // Flags that decide what the modes require of the kernel.
     (
         "probe",
         &[
@@ -37,7 +38,7 @@ const USED: [(&str, &[&str]); 3] = [
             "logging-format",
         ],
     ),
-    // The objects, the node, and what the rules of a mode depend on.
+    // Flags about the objects, about the node, and about the rules of a mode.
     (
         "render",
         &[

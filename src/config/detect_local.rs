@@ -1,4 +1,4 @@
-//! What the configuration says of this node's pods.
+//! How the configuration describes this node's pods.
 
 use ipnet::IpNet;
 

@@ -99,8 +99,8 @@ impl KubeProxyConfiguration {
     /// Returns [`to_value`](Self::to_value) as the text of a file, which means the same when it is
     /// read. kube-proxy's default of `minSyncPeriod`, 1 s, is written as zero: kube-proxy reads
     /// that as the default (`SetDefaults_KubeProxyConfiguration` of its
-    /// `pkg/proxy/apis/config/v1alpha1`), and Tripod, whose default is shorter, as a value that is
-    /// not given.
+    /// `pkg/proxy/apis/config/v1alpha1`), and Tripod, whose default is shorter, as if it were not
+    /// given.
     ///
     /// # Errors
     /// When the YAML writer refuses it.
@@ -113,8 +113,8 @@ impl KubeProxyConfiguration {
         serde_saphyr::to_string(&value).map_err(|e| e.to_string())
     }
 
-    /// Returns lines about values that [`to_yaml`](Self::to_yaml) cannot write, as who reads the
-    /// file takes them for values that are not given: kube-proxy, too
+    /// Returns a line for each value that [`to_yaml`](Self::to_yaml) cannot write, because Tripod
+    /// as well as kube-proxy reads it as if it were not given
     /// (`SetDefaults_KubeProxyConfiguration`).
     pub fn unwritable(&self) -> Vec<String> {
         let mut lines = Vec::new();

@@ -1,21 +1,21 @@
 //! `KubeProxyConfiguration`, with the defaults of kube-proxy 1.36.
 //!
-//! The form is that of kube-proxy's internal type (`pkg/proxy/apis/config/types.go`):
-//! what a file has for each mode (sync periods, `masqueradeAll`) is here only once, for
-//! the requested mode.
+//! The form is that of kube-proxy's internal type (`pkg/proxy/apis/config/types.go`): values that a
+//! file has for each mode (sync periods, `masqueradeAll`) are here only once, for the requested
+//! mode.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use super::bind::{HEALTHZ_PORT, METRICS_PORT};
 
-/// The configuration. `Default` is what an empty file means.
+/// The configuration. `Default` is an empty file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KubeProxyConfiguration {
     /// Feature gates by name, and whether each is enabled.
     pub feature_gates: BTreeMap<String, bool>,
     /// The connection to the API server.
     pub client_connection: ClientConnection,
-    /// What is logged, and how.
+    /// Format and verbosity of the log.
     pub logging: Logging,
     /// Name of this node; empty: the machine's host name.
     pub hostname_override: String,
@@ -52,7 +52,7 @@ pub struct KubeProxyConfiguration {
     /// How traffic from this node's pods is distinguished from other traffic;
     /// empty: by cluster CIDR.
     pub detect_local_mode: String,
-    /// What `detect_local_mode` needs.
+    /// The parameters of `detect_local_mode`.
     pub detect_local: Detect,
     /// CIDRs of node addresses that serve node ports, or `primary`; none: all.
     pub node_port_addresses: Vec<String>,
@@ -84,7 +84,7 @@ pub struct ClientConnection {
     pub burst: i32,
 }
 
-/// What is logged, and how (`k8s.io/component-base/logs/api/v1`).
+/// Format and verbosity of the log (`k8s.io/component-base/logs/api/v1`).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logging {
     /// `text` or `json`.
@@ -283,8 +283,7 @@ impl Default for Conntrack {
 }
 
 impl KubeProxyConfiguration {
-    /// Returns the group of the file's fields that holds the values which exist for each
-    /// mode.
+    /// The group of the file's fields with the values that exist for each mode.
     pub(super) fn mode_section(&self) -> ModeSection {
         match self.mode.as_str() {
             "ipvs" => ModeSection::Ipvs,
@@ -303,7 +302,7 @@ pub(super) enum ModeSection {
 }
 
 impl ModeSection {
-    /// Returns its name in the file.
+    /// The name of the group in the file.
     pub(super) fn name(self) -> &'static str {
         match self {
             ModeSection::Iptables => "iptables",

@@ -1,4 +1,4 @@
-//! What the configuration says of node ports.
+//! The configuration of node ports.
 
 use std::net::IpAddr;
 
@@ -21,19 +21,19 @@ pub struct NodePortAddresses {
 }
 
 impl NodePortAddresses {
-    /// Returns the networks that the word `localhost` stands for.
+    /// The networks that the word `localhost` stands for.
     pub fn loopback() -> [IpNet; 2] {
         Family::ALL.map(Family::loopback)
     }
 
-    /// Returns the networks that the word `all` stands for.
+    /// The networks that the word `all` stands for.
     pub fn every() -> [IpNet; 2] {
         [IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())]
     }
 
-    /// Returns the addresses that `localhost` resolves to (RFC 6761) and on which modes of the
-    /// kernel relay node ports: those within a network of loopback addresses alone. A network of
-    /// all addresses of a family does not name them (KEP-6032).
+    /// The addresses to which `localhost` resolves (RFC 6761) and on which modes of the kernel
+    /// relay node ports: those within a network of loopback addresses alone. A network of all
+    /// addresses of a family does not name them (KEP-6032).
     pub fn relayed(&self) -> Vec<IpAddr> {
         let is_named = |ip: &IpAddr| {
             let mut networks = self.networks.iter();

@@ -9,12 +9,12 @@ pub struct Problem {
     pub field: String,
     /// The flag that sets the same value, without dashes; `None`: there is none.
     pub flag: Option<&'static str>,
-    /// What is wrong, and what would be right.
+    /// The fault, and the remedy.
     pub what: String,
 }
 
 impl Problem {
-    /// Returns the problem that `value` of `field` is wrong because of `why`.
+    /// The problem that `value` of `field` is wrong because of `why`.
     pub(super) fn invalid(
         field: impl Into<String>,
         flag: Option<&'static str>,

@@ -1,5 +1,5 @@
-//! Reads the fields of a group, and records what is wrong with the group:
-//! values of another type, unknown fields, fields given twice.
+//! Reads the fields of a group, and records its faults: values of another type, unknown fields,
+//! fields given twice.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -11,7 +11,7 @@ use crate::duration;
 pub(super) struct Findings {
     /// Values that cannot be used.
     pub(super) problems: Vec<Problem>,
-    /// What kube-proxy's strict decoder refuses and its lenient one ignores.
+    /// Fields that kube-proxy's strict decoder refuses and its lenient one ignores.
     pub(super) ignored: Vec<String>,
 }
 
@@ -113,8 +113,8 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// Returns the field of that name; if there are several, the last, as for
-    /// kube-proxy's lenient decoder.
+    /// Finds the field of that name; if there are several, the last, as for kube-proxy's lenient
+    /// decoder.
     fn entry(&mut self, name: &'static str) -> Option<&'a Tree> {
         self.known.push(name);
         let mut found = self.entries.iter().rev();

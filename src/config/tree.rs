@@ -24,7 +24,7 @@ pub(super) enum Tree {
     Map(Vec<(String, Tree)>),
 }
 
-/// Returns the documents of a YAML stream. JSON is YAML too.
+/// Parses the documents of a YAML stream. JSON is YAML too.
 pub(super) fn parse(text: &str) -> Result<Vec<Tree>, String> {
     let mut options = yaml::limited(text.len());
     options.duplicate_keys = DuplicateKeyPolicy::LastWins;

@@ -55,8 +55,8 @@ pub async fn watch_file(file: &ConfigFile) -> io::Result<()> {
     }
 }
 
-/// Ends when the open file has another text than the one that was read. Logs `why` inotify
-/// does not report changes.
+/// Ends when the open file no longer has the text that was read. Logs `why` inotify does not report
+/// changes.
 async fn read_regularly(file: &ConfigFile, why: &io::Error) -> io::Result<()> {
     let path = file.path.display();
     // Kept open all the time: the file counts, not the name.

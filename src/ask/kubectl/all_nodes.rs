@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{cli, status_api::Status};
 
-/// So many nodes are asked at the same time.
+/// Number of nodes that are asked at the same time.
 const AT_ONCE: usize = 16;
 
 #[derive(Debug, Deserialize)]
@@ -33,7 +33,7 @@ struct NodeMetadata {
     name: String,
 }
 
-/// What is known of a node.
+/// The status of a node, or why there is none.
 #[derive(Debug, Serialize)]
 struct OfNode {
     node: String,

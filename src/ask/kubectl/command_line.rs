@@ -20,7 +20,7 @@ Examples:
       kubectl tripod explain 10.96.0.10:53/udp --pod shop/cart-0
       kubectl tripod trace --to shop/web:http --node node-1";
 
-/// What is asked.
+/// A command line of `kubectl tripod`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Asked {
     pub(super) kubectl: Kubectl,

@@ -67,7 +67,7 @@ fn unusable(error: &io::Error) -> String {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Terminal {
     None,
-    /// The one of this process, if it has one: for colours, and for a table that follows changes.
+    /// That of this process, if it has one: for colours, and for a table that follows changes.
     OfUser,
 }
 
@@ -89,7 +89,7 @@ impl Kubectl {
         command
     }
 
-    /// Returns the objects that `kubectl get` with these arguments has.
+    /// Returns the objects that `kubectl get` prints for these arguments.
     fn get<T: DeserializeOwned>(&self, arguments: &[&str]) -> Result<T, String> {
         let mut command = self.command();
         command.arg("get").args(arguments).arg("--output=json");
@@ -104,8 +104,8 @@ impl Kubectl {
             .map_err(|error| format!("cannot read what kubectl prints for get {what}: {error}"))
     }
 
-    /// Returns the name of the node on which a pod runs: `NAMESPACE/NAME`, or `NAME` in the
-    /// namespace of kubectl's context.
+    /// Asks for the node on which a pod runs: `NAMESPACE/NAME`, or `NAME` in the namespace of
+    /// kubectl's context.
     fn node_of(&self, pod: &str) -> Result<String, String> {
         let object: Pod = match pod.split_once('/') {
             Some((namespace, name)) => self.get(&["pod", name, "--namespace", namespace])?,
@@ -115,7 +115,7 @@ impl Kubectl {
         node.ok_or_else(|| format!("pod {pod} has no node yet"))
     }
 
-    /// Returns what runs `tripod` with these arguments in a pod.
+    /// Builds the command that runs `tripod` with these arguments in a pod.
     fn exec(&self, pod: &Pod, terminal: Terminal, arguments: &[OsString]) -> Command {
         let mut command = self.command();
         command.args(["exec", "--namespace", &self.namespace, &pod.metadata.name]);

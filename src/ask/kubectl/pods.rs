@@ -9,7 +9,7 @@ struct Pods {
     items: Vec<Pod>,
 }
 
-/// What is read of a pod.
+/// The fields of a pod that are read.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Pod {
     pub(super) metadata: Metadata,

@@ -1,4 +1,4 @@
-//! Flags about what can be seen of the program.
+//! Flags about logs, metrics and health.
 
 use std::path::PathBuf;
 

@@ -17,7 +17,7 @@ use crate::{
     },
 };
 
-/// What counts if no minimum is given: the default of the schedule, which is the same in every mode.
+/// The minimum if none is given: the default of the schedule, which is the same in every mode.
 const MIN_SYNC_PERIOD: &str = "10ms";
 
 pub(super) const PROXYING: &[Flag] = &[

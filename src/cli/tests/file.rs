@@ -1,4 +1,4 @@
-//! What a configuration file means, together with flags.
+//! The meaning of a configuration file, together with flags.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What the flags mean by themselves.
+//! The meaning of the flags by themselves.
 
 use super::*;
 
@@ -383,7 +383,7 @@ fn flags_are_listed_with_their_values() {
         ("without", "recent,dummy"),
         ("feature-gates", "A=true,B=false"),
         ("ipvs-min-sync-period", "2s"),
-        // In force, unlike kube-proxy's default.
+        // Applied, unlike kube-proxy's default.
         ("iptables-min-sync-period", "10ms"),
     ] {
         assert!(

@@ -1,4 +1,4 @@
-//! What the help says, short and long.
+//! The texts of the help, short and long.
 
 use super::*;
 use crate::cli::{
@@ -6,7 +6,7 @@ use crate::cli::{
     help::{COMMANDS, MORE_FLAGS, VALUES},
 };
 
-/// Returns what the help says of each flag, in one line.
+/// Splits the help into the entries of its flags, each in one line.
 fn help_entries(help: &str) -> BTreeMap<&str, String> {
     let mut entries: BTreeMap<&str, String> = BTreeMap::new();
     let mut name = "";
@@ -71,7 +71,7 @@ fn the_short_help_has_the_most_used_flags_and_names_the_other() {
     }
 }
 
-/// Returns what the short help of the program and of each subcommand says, by its name.
+/// The short help of the program and of each subcommand, by name.
 fn short_helps() -> Vec<(String, String)> {
     let command = command();
     let shown = command.get_subcommands().filter(|it| !it.is_hide_set());

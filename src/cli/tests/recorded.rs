@@ -122,7 +122,7 @@ fn what_is_written_means_the_same_when_read() {
     }
 }
 
-/// What a file says for them is read as if it said nothing.
+/// Reading such a file gives the same as if it did not have these fields.
 #[test]
 fn what_a_file_cannot_say_is_named() {
     for (flags, fields) in [

@@ -30,7 +30,7 @@ pub struct Checked {
     pub warnings: Vec<String>,
 }
 
-/// Checks `configuration`, of which `problems` are known already.
+/// Checks `configuration`, in which `problems` are known already.
 ///
 /// # Errors
 /// Returns all problems at once, those known already first.
