@@ -1,15 +1,15 @@
-//! When to try again what failed.
+//! Retries with growing pauses.
 
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-/// Schedules tries, each after twice the pause before it.
+/// Schedules retries, each after twice the previous pause.
 #[derive(Debug)]
 pub struct Backoff {
     first: Duration,
     longest: Duration,
-    /// Pause from the next failure to the try after it.
+    /// Pause between the next failure and the retry after it.
     pause: Duration,
     due: Option<Instant>,
 }
@@ -27,14 +27,14 @@ impl Backoff {
         }
     }
 
-    /// Returns when to try again; `None`: nothing failed.
+    /// Returns the time of the next retry; `None`: nothing failed.
     pub fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    /// Records that what failed before still fails, or fails again. A try that ran early, because
-    /// something else changed, does not put off the one that is due, so that a storm does not
-    /// stretch the pause.
+    /// Records that a failure persists or is back. A try that ran early, because something else
+    /// changed, does not postpone the one that is due: a storm of changes does not stretch the
+    /// pause.
     pub fn failed(&mut self, now: Instant) {
         if self.due.is_none_or(|due| due <= now) {
             self.due = Some(now + self.pause);
@@ -42,8 +42,8 @@ impl Backoff {
         }
     }
 
-    /// Records that something failed that did not fail before: it does not wait as long as what has
-    /// failed for a while.
+    /// Records a failure of something that did not fail before: its first retry comes after the
+    /// shortest pause, even if others have been failing for a while.
     pub fn failed_anew(&mut self, now: Instant) {
         self.pause = self.first;
         if self.due.is_some_and(|due| due > now + self.first) {
@@ -52,7 +52,7 @@ impl Backoff {
         self.failed(now);
     }
 
-    /// Waits until the next try is due, after a try that failed now.
+    /// Waits until the next retry is due, after a try that failed now.
     pub async fn wait(&mut self) {
         let now = Instant::now();
         self.failed(now);
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(due(&backoff, start), Some(21));
         backoff.failed(start + 21 * SECOND);
         assert_eq!(due(&backoff, start), Some(23));
-        // It is not put off by others that fail anew.
+        // Further new failures do not postpone it.
         backoff.failed_anew(start + 22 * SECOND);
         assert_eq!(due(&backoff, start), Some(23));
     }

@@ -22,8 +22,7 @@ const MAX_FRACTION: usize = 15;
 /// Reads a duration.
 ///
 /// # Errors
-/// For anything else, and for durations that are negative or too long: says what is wrong, with an
-/// example.
+/// When the text is no duration, or one that is negative or too long; the error has an example.
 pub fn parse(text: &str) -> Result<Duration, String> {
     let wrong = |what: &str| format!("{what}; write it like 250ms, 30s or 1h15m");
     if text == "0" {

@@ -50,7 +50,7 @@ impl FromStr for Format {
     }
 }
 
-/// Starts logging. `verbosity` is kube-proxy's `--v`. Must be called once.
+/// Starts logging. `verbosity` is kube-proxy's `--v`. Must be called only once.
 pub fn start(verbosity: u8, format: Format) {
     subscriber(verbosity, format, io::stderr).init();
 }
@@ -62,7 +62,7 @@ where
     let lines = tracing_subscriber::fmt::layer()
         .event_format(Lines {
             format,
-            // Who asks for more wants all of it.
+            // Whoever requests more verbosity wants all of it.
             limit: (verbosity < 2).then(Mutex::default),
         })
         .with_writer(writer);
@@ -86,15 +86,15 @@ fn filter(verbosity: u8) -> Targets {
         2 | 3 => LevelFilter::DEBUG,
         _ => LevelFilter::TRACE,
     };
-    // Below warnings, libraries log how they work inside, and at the most verbose level all that
-    // they send and receive.
+    // Below warnings, libraries log their inner workings, and at the most verbose level all the
+    // data that they send and receive.
     let others = match verbosity {
         0..=5 => LevelFilter::WARN,
         6 | 7 => LevelFilter::INFO,
         _ => LevelFilter::DEBUG,
     };
     // kube's client warns at each connection whose certificate is not verified, which Tripod logs
-    // once, when it reads the credentials; and it quotes answers that it cannot read.
+    // once, when it reads the credentials; and it quotes answers that it cannot parse.
     let client = match others {
         LevelFilter::WARN => LevelFilter::ERROR,
         others => others,
@@ -105,7 +105,7 @@ fn filter(verbosity: u8) -> Targets {
         .with_default(others)
 }
 
-/// Writes each event as one line, whatever is in it.
+/// Writes each event as one line, whatever its content.
 struct Lines {
     format: Format,
     /// `None`: all events are written.
@@ -113,7 +113,7 @@ struct Lines {
 }
 
 impl Lines {
-    /// Returns what follows the message; `None`: the event is left out.
+    /// Returns the text to append to the message; `None`: the event is left out.
     fn judge(&self, event: &Event<'_>) -> Option<String> {
         let Some(limit) = &self.limit else {
             return Some(String::new());
@@ -275,7 +275,7 @@ mod captured {
         log.lines()
     }
 
-    /// Returns the lines of text that `events` logs.
+    /// Runs `events`, and captures the lines that it logs.
     pub(crate) fn lines(verbosity: u8, events: impl FnOnce()) -> Vec<String> {
         lines_as(verbosity, Format::Text, events)
     }
@@ -342,7 +342,7 @@ mod tests {
         assert_eq!(lines_as(2, Format::Text, events).len(), 901);
     }
 
-    /// It may be anything, and as long as the server likes.
+    /// The answer may be anything, and of any length.
     #[test]
     fn answers_that_kubes_client_cannot_read_are_not_quoted() {
         let quote = || tracing::warn!(target: "kube_client::client", "{{\"a\":1}}, missing field");

@@ -61,9 +61,8 @@ impl LogOnce {
         over.cloned().collect()
     }
 
-    /// Returns those messages of `current`, all that hold now, that were not logged
-    /// yet, and counts them as logged. The others are forgotten: they are new when
-    /// they hold again.
+    /// Returns those messages of `current`, all that hold now, that were not logged yet, and counts
+    /// them as logged. The others are forgotten, so they are new if they hold again.
     pub fn replace(&mut self, current: impl IntoIterator<Item = String>) -> Vec<String> {
         let current: BTreeSet<String> = current.into_iter().collect();
         let new = current.difference(&self.logged).cloned().collect();
@@ -72,9 +71,9 @@ impl LogOnce {
     }
 }
 
-/// Remembers whether something was logged that happens again and again, to one connection
-/// and not to the next; threads may ask at the same time. It is over when it has not happened
-/// for a minute, so that what comes and goes does not fill the log.
+/// Remembers whether something was logged that happens again and again, for one connection and not
+/// for the next; threads may ask at the same time. It is over when it has not happened for a
+/// minute, so that a condition that comes and goes does not fill the log.
 #[derive(Debug, Default)]
 pub struct LoggedFlag {
     /// When it last happened, in seconds as [`now`] returns them; 0: it was not logged, or is over.
@@ -91,8 +90,8 @@ fn now() -> u64 {
 }
 
 impl LoggedFlag {
-    /// Records that it happens. Returns true if that is to be logged: the first time, and the first
-    /// time after it was over.
+    /// Records that it happens. Returns true if that should be logged: the first time, and the
+    /// first time after it was over.
     pub fn is_first(&self) -> bool {
         self.happens(now())
     }

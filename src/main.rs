@@ -1,4 +1,4 @@
-//! Starts the parts and joins them; nothing else.
+//! Starts the parts and connects them; nothing else.
 
 use std::{env, process::ExitCode};
 

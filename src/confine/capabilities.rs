@@ -8,11 +8,11 @@ use nix::unistd::geteuid;
 /// A set of capabilities of a thread, such as those that it keeps.
 pub(super) type Capabilities = HashSet<Capability>;
 
-/// Removes all capabilities except `needed` from every set of this thread. Returns what could not
-/// be done.
+/// Removes all capabilities except `needed` from every set of this thread. Returns an error text
+/// for each set that could not be changed.
 ///
-/// What is left is inheritable and ambient, too: programs that are started then have it even if the
-/// user is not root, or has it only from the file of this program.
+/// The remaining capabilities are inheritable and ambient, too: programs that are started then have
+/// them even if the user is not root, or has them only from the file of this program.
 pub(super) fn keep(needed: &Capabilities) -> Vec<String> {
     let mut failures = Vec::new();
     let mut note = |what: &str, done: Result<(), CapsError>| {
@@ -20,8 +20,8 @@ pub(super) fn keep(needed: &Capabilities) -> Vec<String> {
             failures.push(format!("{what} capabilities: {error}"));
         }
     };
-    // First, since it takes CAP_SETPCAP. Without that the set stays as it is, which grants nothing
-    // where no new privileges can be gained.
+    // First, because it takes CAP_SETPCAP. Without that the set stays unchanged, which grants
+    // nothing where no new privileges can be gained.
     if caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP).unwrap_or(false) {
         note("bounding", bound(needed));
     }
@@ -32,8 +32,8 @@ pub(super) fn keep(needed: &Capabilities) -> Vec<String> {
             return failures;
         }
     };
-    // In this order each set is within the one that bounds it at every moment. What leaves
-    // the permitted or the inheritable set leaves the ambient one.
+    // In this order each set is always within the one that bounds it. A capability that leaves the
+    // permitted or the inheritable set leaves the ambient one, too.
     note("effective", caps::set(None, CapSet::Effective, &left));
     note("inheritable", caps::set(None, CapSet::Inheritable, &left));
     note("permitted", caps::set(None, CapSet::Permitted, &left));
@@ -52,7 +52,7 @@ fn bound(needed: &Capabilities) -> Result<(), CapsError> {
     Ok(())
 }
 
-/// Returns the names of the capabilities that this thread has, in alphabetical order.
+/// The names of this thread's effective capabilities, in alphabetical order, for messages.
 pub(super) fn words() -> String {
     let effective = match caps::read(None, CapSet::Effective) {
         Ok(effective) => effective,
@@ -72,7 +72,7 @@ mod tests {
 
     use super::*;
 
-    /// Of the thread of the test alone.
+    /// Changes only the thread of the test.
     #[test]
     fn what_is_not_kept_is_gone_from_every_set_and_for_programs() {
         if !is_root("gives capabilities away") {
@@ -98,7 +98,7 @@ mod tests {
         // They cannot be regained.
         let more = Capabilities::from([Capability::CAP_SYS_ADMIN]);
         assert!(caps::set(None, CapSet::Permitted, &more).is_err());
-        // What is not there is no failure.
+        // Dropping a capability that the thread does not have is no failure.
         assert_eq!(keep(&more), Vec::<String>::new());
         assert_eq!(words(), "none");
     }

@@ -1,5 +1,5 @@
-//! The files that the settings name, and which of them take a capability because they do not belong
-//! to this user.
+//! The files that the settings name, and the capabilities needed for those that belong to other
+//! users.
 
 use std::{
     fs,
@@ -13,7 +13,7 @@ use nix::unistd::geteuid;
 /// The files that the settings name.
 #[derive(Clone, Debug, Default)]
 pub struct Files<'a> {
-    /// Files that are read, also later.
+    /// Files that are read at any time, not only at the start.
     pub read: Vec<PathBuf>,
     /// Files that are written, and created if they do not exist.
     pub written: Vec<&'a Path>,
@@ -22,7 +22,7 @@ pub struct Files<'a> {
 }
 
 impl Files<'_> {
-    /// Returns the capabilities without which files of others may be out of reach.
+    /// Returns the capabilities without which files of other users may be out of reach.
     pub(super) fn needed(&self) -> impl Iterator<Item = Capability> {
         let user = geteuid().as_raw();
         let of_another = |path: &Path| is_of_another(path, user);
@@ -43,7 +43,7 @@ fn is_of_another(path: &Path, user: u32) -> bool {
         _ => fs::canonicalize(path).ok(),
     });
     let Some(found) = found else {
-        // It may be there, below a folder that this user may not search.
+        // It may exist, below a folder that this user may not search.
         return true;
     };
     let of_another = |path: &Path| match fs::metadata(path) {

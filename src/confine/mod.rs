@@ -1,10 +1,10 @@
-//! What this process keeps itself from doing, from its start on: the capabilities that
-//! it does not need are given away (`capabilities(7)`), and no program that it starts
-//! can get more (`PR_SET_NO_NEW_PRIVS` of `prctl(2)`).
+//! Limits what this process can do, from its start on: it gives up the capabilities that it does
+//! not need (`capabilities(7)`), and no program that it starts can get more (`PR_SET_NO_NEW_PRIVS`
+//! of `prctl(2)`).
 //!
-//! Capabilities belong to threads. So they are given away twice by the only thread that
-//! there is: at the start of the process those that no mode needs, and when the mode is
-//! known those that were for finding it out, before any thread of the mode is made.
+//! Capabilities belong to threads. So they are given up twice, each time while there is only one
+//! thread: at the start of the process those that no mode needs, and when the mode is known, before
+//! any of its threads is made, those that were needed to find it out.
 
 mod calls;
 mod capabilities;
@@ -22,12 +22,12 @@ pub use self::files::Files;
 pub enum Confinement {
     /// It keeps all that it was started with.
     None,
-    /// It gives away capabilities that it does not need, and gets no new ones.
+    /// It gives up capabilities that it does not need, and gets no new ones.
     #[default]
     Capabilities,
-    /// The same; and it makes only the system calls that it needs.
+    /// In addition, it makes only the system calls that it needs.
     Calls,
-    /// The same; and it reaches only the files that it needs.
+    /// In addition, it reaches only the files that it needs.
     Files,
 }
 
@@ -37,10 +37,10 @@ impl Confinement {
         matches!(self, Confinement::Calls | Confinement::Files)
     }
 
-    /// Returns the confinement that `word` names.
+    /// Parses the word for a confinement.
     ///
     /// # Errors
-    /// The words that there are.
+    /// When it is none of the words; the error lists them.
     pub fn parse(word: &str) -> Result<Confinement, String> {
         match word {
             "none" => Ok(Confinement::None),
@@ -52,7 +52,7 @@ impl Confinement {
     }
 }
 
-/// What the process is going to do.
+/// A stage or purpose of the process, which decides what it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
     /// Find out which mode this kernel can run, and prepare the node.
@@ -63,23 +63,23 @@ pub enum Task {
     Hold,
 }
 
-/// What a process that serves does apart from reading objects and configuring the kernel, by its
-/// mode, its settings and the state of its node.
+/// The tasks of a serving process besides reading objects and configuring the kernel, which depend
+/// on its mode, its settings and the state of its node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Serving {
     /// Whether it may have to start programs.
     pub programs: bool,
     /// Whether it relays connections itself.
     pub relays: bool,
-    /// Whether it uses io_uring, by rings that are there already.
+    /// Whether it uses io_uring, by rings that were made earlier.
     pub rings: bool,
     /// Whether it watches files for changes.
     pub watches_files: bool,
 }
 
-/// Confines this thread, and the threads and programs that it starts from now on, to what `task`
-/// needs. Capabilities that cannot be given away are logged, and kept: the process may lack what
-/// that takes. Returns what else `confinement` requires and this kernel refuses, each with the
+/// Confines this thread, and the threads and programs that it starts from now on, to the needs of
+/// `task`. Capabilities that cannot be given up are logged, and kept: the process may lack a right
+/// to drop them. Returns what else `confinement` requires and this kernel refuses, each with the
 /// remedy.
 #[must_use]
 pub fn confine(confinement: Confinement, task: Task, files: &Files<'_>) -> Vec<String> {
@@ -95,7 +95,7 @@ pub fn confine(confinement: Confinement, task: Task, files: &Files<'_>) -> Vec<S
     needed.extend(files.needed());
     failures.extend(capabilities::keep(&needed));
     if task != Task::Start {
-        // Before the filter, which does not allow the calls that Landlock takes.
+        // Before the filter, which does not allow Landlock's calls.
         if confinement == Confinement::Files
             && let Err(error) = reach::restrict(files)
         {
@@ -144,13 +144,14 @@ const SERVING: &[Capability] = &[
     // The raw socket by which the legacy iptables speak to the kernel, also to remove what
     // another mode wrote with them.
     Capability::CAP_NET_RAW,
-    // Ports below 1024: of Services in userspace mode, of what this process serves itself.
+    // Ports below 1024: those of Services in userspace mode, and those of this process's own
+    // endpoints.
     Capability::CAP_NET_BIND_SERVICE,
 ];
 
-/// Capabilities for what is done before the mode is known.
+/// Capabilities for the work before the mode is known.
 const STARTING: &[Capability] = &[
-    // A network namespace to try things in.
+    // A network namespace for probes.
     Capability::CAP_SYS_ADMIN,
     // Modules that the kernel does not load by itself.
     Capability::CAP_SYS_MODULE,

@@ -1,10 +1,10 @@
-//! Which files this process and the programs that it starts can reach, by Landlock (`landlock(7)`,
-//! `Documentation/userspace-api/landlock.rst`): an attacker who controls the process reads no
-//! secrets of the node and of its pods, and writes nothing that others run.
+//! Limits the files that this process and the programs that it starts can reach, by Landlock
+//! (`landlock(7)`, `Documentation/userspace-api/landlock.rst`): an attacker who controls the
+//! process can neither read secrets of the node and of its pods nor write files that others run.
 //!
 //! A rule applies to a file or folder as it is now, not to its name. So a file that is replaced by
 //! another one of the same name, as the kubelet replaces what is mounted in a pod, is reached
-//! through the folder that it is in.
+//! through its folder.
 
 use std::{
     collections::BTreeSet,
@@ -20,17 +20,17 @@ use landlock::{
 
 use super::Files;
 
-/// The version of Landlock that is used; with an older kernel, as much of it as that has. Later
-/// versions limit unix sockets by path, by which other programs of the node are reached.
+/// The version of Landlock that is used; an older kernel applies as much of it as it has. Later
+/// versions limit unix sockets by path, through which other programs of the node are reached.
 const VERSION: ABI = ABI::V5;
 
-/// Programs, and what they load and read when they start.
+/// Programs, and the files that they load and read when they start.
 const PROGRAMS: &[&str] = &[
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32",
 ];
 
-/// What the C library and the programs of netfilter read of `/etc`: neither passwords nor
-/// what belongs to Kubernetes.
+/// The files in `/etc` that the C library and the programs of netfilter read: neither passwords nor
+/// files of Kubernetes.
 const SETTINGS: &[&str] = &[
     "/etc/alternatives",
     "/etc/ca-certificates",
@@ -75,10 +75,10 @@ const SET: &[&str] = &[
 const DEVICES: &[&str] = &["/dev/urandom", "/dev/random", "/dev/zero"];
 
 /// Confines this thread, and the threads and programs that it starts, to the files that serving
-/// takes and to `files`.
+/// needs and to `files`.
 ///
 /// # Errors
-/// When this kernel has no Landlock, or it is switched off: with what to do about it.
+/// When this kernel has no Landlock, or it is switched off; the error has the remedy.
 pub(super) fn restrict(files: &Files<'_>) -> Result<(), String> {
     for lock in &files.written {
         make(lock).unwrap_or_else(|error| tracing::info!("{}: {error}", lock.display()));
@@ -86,7 +86,7 @@ pub(super) fn restrict(files: &Files<'_>) -> Result<(), String> {
     let status = rules(files).and_then(RulesetCreated::restrict_self);
     let status = status.map_err(|error| format!("{error}; run another kernel"))?;
     match status.ruleset {
-        // A refusal by the filter of a container's runtime looks the same.
+        // A refusal by the filter of a container runtime looks the same.
         RulesetStatus::NotEnforced => Err(
             "no Landlock here; run Linux 5.13 or later with landlock in the kernel's parameter \
              lsm=, use a seccomp profile that allows the calls landlock_create_ruleset, \
@@ -97,7 +97,7 @@ pub(super) fn restrict(files: &Files<'_>) -> Result<(), String> {
     }
 }
 
-/// Creates an empty file if there is none: later none may be created in its folder.
+/// Creates an empty file if there is none: later, no file can be created in its folder.
 fn make(path: &Path) -> io::Result<()> {
     let mut open = fs::OpenOptions::new();
     open.append(true).create(true).mode(0o600);
@@ -140,8 +140,8 @@ fn folders_of_programs() -> Vec<PathBuf> {
     folders.filter(|folder| folder.is_absolute()).collect()
 }
 
-/// Returns what may be read because the settings name it: folders themselves, and for files the
-/// folders that they are in, both that of a link and that of its target.
+/// Returns the paths that may be read because the settings name them: folders themselves, and for
+/// files the folders that they are in, both that of a link and that of its target.
 fn read(files: &Files<'_>) -> BTreeSet<PathBuf> {
     let resolver = Path::new(RESOLVER);
     let named = files.read.iter().map(PathBuf::as_path);
@@ -156,8 +156,8 @@ fn read(files: &Files<'_>) -> BTreeSet<PathBuf> {
     all
 }
 
-/// Returns the folder that `path` is, or is in. The root of the file system would be everything:
-/// for a file there, returns `path` alone.
+/// Returns `path` if it is a folder, else the folder that it is in. For a file in the root of the
+/// file system, whose folder would allow everything, returns `path` alone.
 fn with_siblings(path: &Path) -> PathBuf {
     let folder = match path.parent() {
         _ if path.is_dir() => path,
@@ -169,7 +169,8 @@ fn with_siblings(path: &Path) -> PathBuf {
     if is_root { path } else { folder }.to_owned()
 }
 
-/// Returns the folder of `path`, or the lowest existing one above it: the others are created.
+/// Finds the folder of `path`, or the lowest existing one above it: the missing folders are
+/// created.
 fn existing_folder(path: &Path) -> &Path {
     let mut above = path.ancestors().skip(1);
     above.find(|folder| folder.is_dir()).unwrap_or(path)
@@ -191,8 +192,8 @@ fn allow(
     };
     let rules = rules.add_rule(PathBeneath::new(&opened, access))?;
     // Below /proc a name refers to another inode, which has no rule, as soon as the kernel has
-    // forgotten the name (`proc_sys_make_inode` in `fs/proc/proc_sysctl.c`): it does not forget a
-    // name that is open.
+    // forgotten the name (`proc_sys_make_inode` in `fs/proc/proc_sysctl.c`): it does not forget the
+    // name of an open file.
     if path.starts_with("/proc/") {
         std::mem::forget(opened);
     }
@@ -217,7 +218,7 @@ mod tests {
         folder
     }
 
-    /// Runs `body` in a thread that has confined itself; others are as they were.
+    /// Runs `body` in a thread that has confined itself; other threads are unchanged.
     fn confined(files: &Files<'_>, body: impl FnOnce() + Send) {
         thread::scope(|scope| {
             let confined = scope.spawn(|| restrict(files).map(|()| body()));
@@ -241,7 +242,7 @@ mod tests {
             let kind = |error: io::Error| error.kind();
             let refused = Err(io::ErrorKind::PermissionDenied);
             let read = |path: &Path| fs::read(path).map(drop).map_err(kind);
-            // A file that takes the place of another one is read, too.
+            // A file that replaces another one is readable, too.
             assert_eq!(read(&at("named/beside")), Ok(()));
             assert_eq!(read(&at("other/file")), refused);
             assert_eq!(read(Path::new("/etc/shadow")), refused);

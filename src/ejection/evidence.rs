@@ -1,29 +1,29 @@
-//! What connections say of endpoints. Pure: it is given the time and what the kernel reports.
+//! Judges endpoints by the connections to them. Pure: the caller passes the time and the kernel's
+//! reports.
 //!
 //! A connection is looked up a quarter of a second after it began, and once more a second
-//! later unless it was answered by then:
+//! later unless it was answered in the meantime:
 //! - packets came back: the endpoint answers;
 //! - the kernel notified that a reset, the only answer, ended the entry: the endpoint refused
 //!   the connection;
-//! - the entry is gone for another reason, or the notification was lost: that says nothing of
-//!   the endpoint. The kernel deletes entries that are not answered where the table is full
-//!   (`early_drop` in `net/netfilter/nf_conntrack_core.c`), and others delete all of them
-//!   (`conntrack -F`);
-//! - nothing came back: it is not answered. Where the client sent its SYN again meanwhile,
-//!   which it does after a second (RFC 6298), two packets were lost, not one. That can be seen only
-//!   where such a SYN renews the entry, as in older kernels (later ones: "do not renew timeout on
-//!   SYN retransmit" in `net/netfilter/nf_conntrack_proto_tcp.c`).
+//! - the entry is gone for another reason, or the notification was lost: that says nothing about
+//!   the endpoint. The kernel deletes unanswered entries when the table is full (`early_drop` in
+//!   `net/netfilter/nf_conntrack_core.c`), and others delete all of them (`conntrack -F`);
+//! - nothing came back: it is not answered. If the client sent its SYN again meanwhile, which it
+//!   does after a second (RFC 6298), two packets were lost, not one. That can be seen only where
+//!   such a SYN renews the entry, as in older kernels (later ones: "do not renew timeout on SYN
+//!   retransmit" in `net/netfilter/nf_conntrack_proto_tcp.c`).
 //!
 //! One lost packet ejects no endpoint: it takes two connections, or one with two SYNs. A
-//! connection counts only if none that began after it was answered: otherwise it is the
-//! client that is kept from the endpoint.
+//! connection counts only if no later one was answered: otherwise it is the client that cannot
+//! reach the endpoint.
 //!
-//! Connections through one Service say nothing of the endpoint as one of another Service: whoever
-//! may create a Service can name any endpoint in it. And clients alone eject no endpoint: one can
-//! begin connections that no endpoint answers (a TCP option that the server does not accept).
-//! Therefore the node connects to the endpoint itself, from the first connection on that is not
-//! answered. Only if it is not answered either, is the endpoint ejected; if it is, that counts as any
-//! other connection that was answered.
+//! Connections through one Service say nothing about the endpoint as one of another Service:
+//! whoever may create a Service can name any endpoint in it. And clients alone eject no endpoint:
+//! one can begin connections that no endpoint answers (a TCP option that the server does not
+//! accept). Therefore, after the first unanswered connection, the node connects to the endpoint
+//! itself. The endpoint is ejected only if it does not answer the node either; if it does, that
+//! counts like any other answered connection.
 
 use std::{
     collections::VecDeque,
@@ -42,12 +42,12 @@ use crate::services::ServiceName;
 /// takes from anywhere.
 const FIRST_LOOKUP: Duration = Duration::from_millis(250);
 
-/// From the first lookup to the second: longer than a client waits until it sends its SYN again.
+/// From the first lookup to the second: longer than a client waits before it sends its SYN again.
 const SECOND_LOOKUP: Duration = Duration::from_millis(1050);
 
-/// Maximum number of connections that wait for each of their lookups at a time: of one endpoint, of
-/// one client to it, and of all. Those that wait for the second lookup do not count with those
-/// that begin: they are not answered, which says nothing if later ones are.
+/// Maximum number of connections that wait for each of their lookups at a time: to one endpoint,
+/// from one client to it, and of all. Those that wait for the second lookup are counted apart from
+/// new ones: they are unanswered, which says nothing if later ones are answered.
 const OF_ENDPOINT: usize = 8;
 const OF_CLIENT: usize = 4;
 const OF_ALL: usize = 512;
@@ -58,13 +58,13 @@ const ENOUGH: u32 = 2;
 /// How long the first ejection lasts; each further one in a row lasts twice as long.
 const SHORTEST: Duration = Duration::from_secs(10);
 
-/// The longest ejection, and how long it is remembered that there was one.
+/// The longest ejection, and how long an ejection is remembered.
 const LONGEST: Duration = Duration::from_secs(300);
 
-/// How long the failure of a connection of the node's own is believed.
+/// How long a failed connection from the node itself counts.
 const BELIEVED: Duration = Duration::from_secs(5);
 
-/// Maximum number of connections of the node's own at a time.
+/// Maximum number of connections from the node itself at a time.
 const PROBES: usize = 256;
 
 /// An endpoint as one of a Service.
@@ -76,33 +76,33 @@ pub struct Target {
     pub endpoint: SocketAddr,
 }
 
-/// What is known of watched endpoints.
+/// The evidence about watched endpoints.
 #[derive(Debug, Default)]
 pub struct Evidence {
     endpoints: HashMap<Target, Known>,
-    /// Endpoints to which the node is to connect, and those to which it connects.
+    /// Endpoints to which the node will connect, and those to which it is connecting.
     to_probe: Vec<SocketAddr>,
     probing: HashMap<SocketAddr, Instant>,
-    /// Connections to look up, those that are due first in front.
+    /// Connections to look up, in the order in which they are due.
     first: VecDeque<Asked>,
     second: VecDeque<Asked>,
 }
 
-/// What is known of one endpoint.
+/// The evidence about one endpoint.
 #[derive(Debug, Default)]
 struct Known {
-    /// The clients of its connections that are to be looked up for the first time.
+    /// The clients of its connections that wait for their first lookup.
     first: Vec<IpAddr>,
-    /// Number of its connections that are to be looked up for the second time.
+    /// Number of its connections that wait for their second lookup.
     second: usize,
     /// Number of signs of failure since it answered.
     failures: u32,
-    /// When the last connection began that it answered; `None`: none.
+    /// Start of the last connection that it answered; `None`: none.
     answered: Option<Instant>,
     ejection: Option<Ejection>,
-    /// When the last connection of the node's own began that was not answered.
+    /// Start of the node's last own connection that it did not answer.
     probe_failed: Option<Instant>,
-    /// When the last connection began that was not answered.
+    /// Start of the last connection that it did not answer.
     failed: Option<Instant>,
 }
 
@@ -110,27 +110,27 @@ struct Known {
 struct Ejection {
     until: Instant,
     length: Duration,
-    /// When the connection began that it failed last.
+    /// Start of the last connection that it failed to answer.
     failed: Instant,
     /// Whether its time is over, and the endpoint gets connections again.
     is_over: bool,
 }
 
-/// A connection that is to be looked up.
+/// A connection to look up.
 #[derive(Debug)]
 pub struct Asked {
     service: ServiceName,
     flow: Flow,
     began: Instant,
     due: Instant,
-    /// Seconds until the entry would expire, as the first lookup found.
+    /// Seconds until the entry would expire, according to the first lookup.
     expired_in: Option<u32>,
     is_first: bool,
     /// Whether a reset was the only answer.
     refused: bool,
 }
 
-/// An endpoint is ejected from now on.
+/// The decision to eject an endpoint from now on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// The ejected endpoint.
@@ -189,7 +189,7 @@ impl Evidence {
         }
     }
 
-    /// Returns when something is to be done; `None`: nothing waits.
+    /// Returns the time of the next lookup or end of an ejection; `None`: nothing is pending.
     pub fn due(&self) -> Option<Instant> {
         let lookups = [self.first.front(), self.second.front()];
         let lookups = lookups.into_iter().flatten().map(|asked| asked.due);
@@ -198,8 +198,8 @@ impl Evidence {
         lookups.chain(ends.map(|ejection| ejection.until)).min()
     }
 
-    /// Returns a connection that is to be looked up by `now`; `None`: there is none left, and
-    /// ejections whose time is over have ended.
+    /// Returns a connection whose lookup is due at `now`; `None`: there is none left, and expired
+    /// ejections have ended.
     pub fn next(&mut self, now: Instant) -> Option<Asked> {
         for queue in [&mut self.first, &mut self.second] {
             if queue.front().is_some_and(|asked| asked.due <= now) {
@@ -224,8 +224,8 @@ impl Evidence {
         None
     }
 
-    /// Records what the kernel reports of a connection; `None`: it has no entry for it any more.
-    /// Returns the endpoint if it is ejected because of that.
+    /// Records the kernel's report about a connection; `None`: it has no entry for it any more.
+    /// Returns the endpoint if this ejects it.
     pub fn found(
         &mut self,
         mut asked: Asked,
@@ -275,7 +275,7 @@ impl Evidence {
         verdict.map(|length| Verdict { target, length })
     }
 
-    /// Has the node connect to an endpoint, unless it does.
+    /// Has the node connect to an endpoint, unless it is connecting already.
     fn probe(&mut self, endpoint: SocketAddr) {
         let is_free = self.probing.len() + self.to_probe.len() < PROBES;
         let is_new = !self.probing.contains_key(&endpoint) && !self.to_probe.contains(&endpoint);
@@ -284,7 +284,7 @@ impl Evidence {
         }
     }
 
-    /// Returns the endpoints to which the node is to connect now.
+    /// Takes the endpoints to which the node should connect now.
     pub fn take_probes(&mut self, now: Instant) -> Vec<SocketAddr> {
         let probes = mem::take(&mut self.to_probe);
         self.probing
@@ -292,8 +292,8 @@ impl Evidence {
         probes
     }
 
-    /// Records whether the endpoint answered the node; `None`: that could not be found out. Returns
-    /// as what it is ejected because of that.
+    /// Records whether the endpoint answered the node; `None`: unknown. Returns a verdict for each
+    /// target that this ejects.
     pub fn probed(
         &mut self,
         endpoint: SocketAddr,
@@ -325,7 +325,7 @@ impl Evidence {
         verdicts
     }
 
-    /// Records that it could not be found out what became of a connection.
+    /// Records that the outcome of a connection is unknown.
     pub fn dropped(&mut self, asked: &Asked) {
         if let Some(known) = self.endpoints.get_mut(&asked.target()) {
             known.looked_up(asked);
@@ -386,7 +386,7 @@ impl Known {
         self.ejection.is_some_and(|ejection| !ejection.is_over)
     }
 
-    /// Returns whether it is to be ejected if it does not answer the node either. One that is tried
+    /// Returns whether it must be ejected if it does not answer the node either. One that is tried
     /// again after an ejection fails with the first sign.
     fn is_suspect(&self) -> bool {
         match self.ejection {
@@ -395,7 +395,7 @@ impl Known {
         }
     }
 
-    /// Returns for how long it is ejected from now on, if it is.
+    /// Returns the length of an ejection that begins now, if there is one.
     fn decide(&mut self, now: Instant) -> Option<Duration> {
         let believed = self.probe_failed.filter(|began| now < *began + BELIEVED);
         let began = self

@@ -1,12 +1,12 @@
 //! Endpoints that do not answer get no new connections for a while, in the modes in which the
 //! kernel forwards connections and for the Services that request it (`tripod.proxy/eject`).
 //!
-//! The kernel notifies of each new connection. Of those that go to a watched endpoint some are
-//! looked up twice (`evidence`); the node connects to an endpoint that clients get no answer from,
-//! which has to fail as well. What follows from them goes to the service map as an event, as
-//! if an object of the cluster had changed. When that is in force, clients that wait for an answer
-//! from an ejected endpoint are sent elsewhere (`waiting`). While no Service requests it, nothing is
-//! subscribed to.
+//! The kernel notifies of each new connection. Some of those that go to a watched endpoint are
+//! looked up twice (`evidence`). The node connects to an endpoint that does not answer clients;
+//! only if that fails as well, the endpoint is ejected. Ejections go to the service map as events,
+//! as if an object of the cluster had changed. When they are applied, clients that wait for an
+//! answer from an ejected endpoint are sent elsewhere (`waiting`). While no Service requests
+//! ejection, there is no subscription.
 
 mod evidence;
 mod waiting;
@@ -65,14 +65,14 @@ const NOTIFIES: &str = "net/netfilter/nf_conntrack_events";
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// What tells this part of the process which endpoints to watch: a follower of syncs.
+/// Follows syncs, and tells this part of the process which endpoints to watch.
 pub struct Follower(Arc<Shared>);
 
-/// What the follower and the task have in common.
+/// State shared by the follower and the task.
 #[derive(Default)]
 struct Shared {
     watched: Mutex<Watched>,
-    /// Notified when other endpoints are to be watched, or some get no new connections any more.
+    /// Notified when the set of watched endpoints changes, or some get no new connections any more.
     changed: Notify,
 }
 
@@ -87,7 +87,7 @@ impl Metrics {
     /// Registers the metrics with `registry`.
     ///
     /// # Errors
-    /// When a name is taken.
+    /// When `registry` has metrics of these names already.
     pub fn register(registry: &Registry) -> prometheus::Result<Metrics> {
         let metrics = Metrics {
             ejections: IntCounter::new(
@@ -106,10 +106,10 @@ impl Metrics {
     }
 }
 
-/// Watches endpoints, and sends ejections to the runner as `batches`, as long as the objects of
-/// the cluster are sent there. Returns what follows the runner's syncs in `mode`. If the kernel does
-/// not report the outcome of connections, this is posted to `recorder` for each Service that
-/// requests ejection.
+/// Watches endpoints, and sends ejections to the runner as `batches`, for as long as there is a
+/// source of objects that sends there. Returns the follower for the runner's syncs in `mode`. If
+/// the kernel does not report the outcome of connections, an Event says so to `recorder` for each
+/// Service that requests ejection.
 pub fn begin(
     batches: &Sender<Batch>,
     mode: ModeName,
@@ -118,7 +118,7 @@ pub fn begin(
 ) -> Follower {
     let shared = Arc::new(Shared::default());
     let (ejected, waiting) = unbounded_channel();
-    // IPVS keeps a connection with its real server, whatever its entry in connection tracking.
+    // IPVS keeps a connection with its real server, regardless of the entry in connection tracking.
     if mode != ModeName::Ipvs {
         tokio::spawn(waiting::run(waiting));
     }
@@ -156,10 +156,10 @@ struct Kernel {
     socket: Socket,
 }
 
-/// Whether an endpoint answered the node; `None`: that could not be found out.
+/// Whether an endpoint answered the node; `None`: unknown.
 type Probed = (SocketAddr, Option<bool>);
 
-/// How long the node waits for an answer of an endpoint: less than the time between the lookups of a
+/// How long the node waits for an endpoint's answer: less than the time between the lookups of a
 /// connection.
 const ANSWER: Duration = Duration::from_secs(1);
 
@@ -196,21 +196,21 @@ struct Ejector {
     evidence: Evidence,
     /// Endpoints that get no new connections any more, for `waiting`.
     ejected: UnboundedSender<HashSet<SocketAddr>>,
-    /// `None`: nothing is watched, or the kernel has no notifications.
+    /// `None`: nothing is watched, or the kernel cannot notify.
     kernel: Option<Kernel>,
-    /// When to try again to subscribe: the limit of descriptors or a setting of the kernel may have
-    /// changed by then.
+    /// Time of the next attempt to subscribe: by then, the limit of descriptors or a setting of the
+    /// kernel may have changed.
     opening: Backoff,
     logged: LogOnce,
     /// Whether it was logged that notifications are lost.
     lost: LoggedFlag,
     /// Whether endpoints answered the node.
     probed: (UnboundedSender<Probed>, UnboundedReceiver<Probed>),
-    /// What was last reported as ejected, by Service.
+    /// The ejected endpoints by Service, as last reported.
     in_force: BTreeMap<ServiceName, BTreeSet<SocketAddr>>,
-    /// Leads to the runner.
+    /// The channel to the runner.
     batches: WeakSender<Batch>,
-    /// Ejections for which there was no room there yet.
+    /// Ejections that are not sent yet, because the channel was full.
     unsent: Vec<Event>,
     metrics: Metrics,
     recorder: Recorder,
@@ -240,12 +240,12 @@ impl Ejector {
         }
     }
 
-    /// Watches the endpoints that are to be watched now.
+    /// Updates the set of watched endpoints.
     fn watch(&mut self) {
         let mut watched = self.shared.watched.lock();
         let ejected = watched.take_newly_ejected();
         if !ejected.is_empty() {
-            // It fails in ipvs mode, which has no receiver, and if the runtime ends.
+            // It fails in ipvs mode, which has no receiver, and when the runtime shuts down.
             let _ = self.ejected.send(ejected);
         }
         self.evidence.retain(|target| watched.has(target));
@@ -278,13 +278,13 @@ impl Ejector {
                     }
                     current.push(message);
                 }
-                // A Service that stops requesting it is logged anew when it requests it again.
+                // A Service that stops requesting it is logged again when it requests it again.
                 self.logged.replace(current);
             }
         }
     }
 
-    /// Reads which connections are new.
+    /// Reads notifications of new connections.
     fn read(&mut self) {
         let Some(kernel) = &mut self.kernel else {
             return;
@@ -294,7 +294,7 @@ impl Ejector {
         let read = kernel.events.drain(|event| {
             let flow = event.flow;
             let endpoint = flow.reply.source;
-            // A client that calls the endpoint directly may be kept from it by a rule for that.
+            // A rule may block a client that calls the endpoint directly.
             let is_through_service = flow.original.destination != endpoint;
             if flow.protocol != flows::TCP || !is_through_service {
                 return;
@@ -327,8 +327,7 @@ impl Ejector {
         }
     }
 
-    /// Looks up the connections that are due, and has endpoints tried again whose time is
-    /// over.
+    /// Looks up the connections that are due, and ends ejections whose time is over.
     fn look_up(&mut self) {
         let now = Instant::now();
         while let Some(asked) = self.evidence.next(now) {
@@ -357,7 +356,7 @@ impl Ejector {
         for endpoint in self.evidence.take_probes(now) {
             let send = self.probed.0.clone();
             tokio::spawn(async move {
-                // It fails only if the runtime ends.
+                // It fails only when the runtime shuts down.
                 let _ = send.send((endpoint, answers(endpoint).await));
             });
         }
@@ -386,7 +385,7 @@ impl Ejector {
         );
     }
 
-    /// Returns what changed of the endpoints that are ejected.
+    /// Returns the changes of the set of ejected endpoints.
     fn events(&mut self) -> Vec<Event> {
         let mut ejected: BTreeMap<ServiceName, BTreeSet<SocketAddr>> = BTreeMap::new();
         let mut count = 0;
@@ -414,7 +413,7 @@ impl Ejector {
 }
 
 impl Kernel {
-    /// Subscribes to notifications. The error says why it cannot, and what to do.
+    /// Subscribes to notifications. The error has the reason and the remedy.
     fn open() -> Result<Kernel, String> {
         if sysctl::read(NOTIFIES).is_ok_and(|value| value.trim() == "0") {
             return Err(format!("{NOTIFIES} is 0; set it to 1"));
@@ -428,7 +427,7 @@ impl Kernel {
 /// Waits until the kernel may have notified of new connections.
 async fn arrived(kernel: Option<&Kernel>) {
     match kernel {
-        // It fails only when the runtime ends, which ends this as well.
+        // It fails only when the runtime shuts down, which ends this task as well.
         Some(kernel) => drop(kernel.events.arrived().await),
         None => std::future::pending().await,
     }

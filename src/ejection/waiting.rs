@@ -1,4 +1,4 @@
-//! Clients that wait for an answer from an endpoint that is ejected now.
+//! Clients that wait for an answer from an ejected endpoint.
 
 use std::net::SocketAddr;
 
@@ -7,8 +7,8 @@ use net::Family;
 use netlink::{Error, Protocol, Socket, conntrack::unanswered};
 use tokio::sync::mpsc::UnboundedReceiver;
 
-/// Has [`send_elsewhere`] deal with the endpoints that come: with all at a time that came while the
-/// table was read, as those of a node that fails are ejected one after the other.
+/// Passes the received endpoints to [`send_elsewhere`]: those that arrived while the table was
+/// being read all at once, because the endpoints of a failing node are ejected one after the other.
 pub async fn run(mut ejected: UnboundedReceiver<HashSet<SocketAddr>>) {
     while let Some(mut endpoints) = ejected.recv().await {
         while let Ok(more) = ejected.try_recv() {
@@ -18,8 +18,8 @@ pub async fn run(mut ejected: UnboundedReceiver<HashSet<SocketAddr>>) {
     }
 }
 
-/// Deletes the entries of connections that `endpoints` did not answer. The next SYN of a client
-/// that waits goes to another endpoint then, and so does a new connection from the same port.
+/// Deletes the entries of connections that `endpoints` did not answer. The next SYN of a waiting
+/// client then goes to another endpoint, and so does a new connection from the same port.
 async fn send_elsewhere(endpoints: HashSet<SocketAddr>) {
     // The table may have a million entries.
     let task = tokio::task::spawn_blocking(move || {
@@ -36,7 +36,7 @@ async fn send_elsewhere(endpoints: HashSet<SocketAddr>) {
             }
         }
     });
-    // It fails only if the runtime ends.
+    // It fails only when the runtime shuts down.
     drop(task.await);
 }
 

@@ -1,4 +1,4 @@
-//! Which endpoints are watched, and for which Services.
+//! The endpoints that are watched, and for which Services.
 
 use std::{mem, net::SocketAddr};
 
@@ -12,9 +12,9 @@ use crate::services::{Changes, ServiceMap, ServiceName, ServicePort, ServicePort
 #[derive(Debug, Default)]
 pub struct Watched {
     ports: HashMap<ServicePortName, WatchedPort>,
-    /// The ServicePorts that have each of them.
+    /// The ServicePorts of each endpoint.
     endpoints: HashMap<SocketAddr, HashSet<ServicePortName>>,
-    /// Where clients call these ServicePorts.
+    /// The addresses at which clients call these ServicePorts.
     frontends: HashMap<Frontend, ServicePortName>,
     /// Endpoints that get no new connections any more, until they are taken.
     newly_ejected: HashSet<SocketAddr>,
@@ -24,14 +24,14 @@ pub struct Watched {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct WatchedPort {
     all: Box<[SocketAddr]>,
-    /// Where clients call it.
+    /// The addresses at which clients call it.
     frontends: Box<[Frontend]>,
-    /// Those that get no new connections, as they are ejected and others are left.
+    /// Those that get no new connections, because they are ejected and others are left.
     ejected: HashSet<SocketAddr>,
 }
 
 impl Watched {
-    /// Follows what `changes` say of `family`. Returns true if other endpoints are watched now, or
+    /// Applies the `changes` of `family`. Returns true if the set of watched endpoints changed, or
     /// some get no new connections any more.
     pub fn update(&mut self, family: Family, map: &ServiceMap, changes: &Changes) -> bool {
         let mut changed = false;
@@ -64,7 +64,7 @@ impl Watched {
             .extend(new.ejected.difference(&old.ejected));
         let old = self.ports.remove(name).unwrap_or_default();
         for frontend in &old.frontends {
-            // It may be that of another by now.
+            // Another ServicePort may have it by now.
             if self.frontends.get(frontend) == Some(name) {
                 self.frontends.remove(frontend);
             }
@@ -90,7 +90,7 @@ impl Watched {
         true
     }
 
-    /// Returns the endpoints that get no new connections any more, and did before the last call.
+    /// Takes the endpoints that stopped getting new connections since the last call.
     pub fn take_newly_ejected(&mut self) -> HashSet<SocketAddr> {
         mem::take(&mut self.newly_ejected)
     }
@@ -107,7 +107,7 @@ impl Watched {
     }
 
     /// Returns the Service through which a client reached `endpoint` at the address `called`, if
-    /// it is one that requests ejection.
+    /// that Service requests ejection.
     pub fn called(&self, called: SocketAddr, endpoint: &SocketAddr) -> Option<&ServiceName> {
         let names = self.endpoints.get(endpoint)?;
         let family = Family::of(&called.ip());

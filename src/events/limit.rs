@@ -1,5 +1,5 @@
-//! Which events are written, and how: an object with one event after the other
-//! must not overload the API server.
+//! Decides which events are written, and how: a stream of events about one object must not overload
+//! the API server.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -12,27 +12,27 @@ use super::{Event, Regarding};
 const BURST: u32 = 25;
 const ANOTHER_AFTER: Duration = Duration::from_secs(5 * 60);
 
-/// An event that is the same as one within this time counts as its repetition
-/// (`finishTime` of client-go's `tools/events`).
+/// An event that equals one within this time counts as its repetition (`finishTime` of client-go's
+/// `tools/events`).
 const SERIES: Duration = Duration::from_secs(6 * 60);
 
 /// Maximum number of entries of each kind that are remembered; the oldest are dropped first
 /// (client-go's `maxLruCacheEntries`).
 const MOST: usize = 4096;
 
-/// What is to be done with an event.
+/// What to do with an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// It is written as a new object.
     Create,
     /// It is the `count`-th repetition of the event of that name.
     Count {
-        /// Name of the event object.
+        /// Name of the event's object.
         name: String,
-        /// Number of times that it happened so far.
+        /// Number of occurrences so far.
         count: i32,
     },
-    /// There were too many about this object.
+    /// Dropped, because there were too many about this object.
     Drop,
 }
 
@@ -59,7 +59,7 @@ struct Written {
 }
 
 impl Limit {
-    /// Returns whether and how `event`, which happens now, is posted.
+    /// Decides whether and how to post `event`, which happens now.
     pub(super) fn judge(&mut self, event: &Event) -> Verdict {
         let now = Instant::now();
         if !self.may_write(&event.regarding, now) {

@@ -1,6 +1,6 @@
-//! Events (`events.k8s.io/v1`): what Tripod reports to the cluster. The parts
-//! of the program post them to a [`Recorder`]; [`post()`] takes them from its
-//! channel and writes them to the API server.
+//! Events (`events.k8s.io/v1`), by which Tripod reports to the cluster. The parts of the program
+//! post them to a [`Recorder`]; [`post()`] takes them from its channel and writes them to the API
+//! server.
 
 mod limit;
 mod post;
@@ -19,9 +19,9 @@ pub struct Event {
     pub regarding: Regarding,
     /// Whether it is normal or a warning (`type`).
     pub severity: Severity,
-    /// Why, in one CamelCase word (`reason`).
+    /// The cause, in one CamelCase word (`reason`).
     pub reason: &'static str,
-    /// What was done or failed, in one CamelCase word (`action`).
+    /// The action that was taken or failed, in one CamelCase word (`action`).
     pub action: &'static str,
     /// Text for people (`note`).
     pub note: String,
@@ -55,8 +55,7 @@ impl fmt::Display for Severity {
 }
 
 impl Event {
-    /// Returns the Event that a proxy of this node starts, in kube-proxy's
-    /// words, which alerts may match.
+    /// The Event that a proxy of this node starts, in kube-proxy's words, which alerts may match.
     pub fn starting() -> Event {
         Event {
             regarding: Regarding::ThisNode,
@@ -67,8 +66,8 @@ impl Event {
         }
     }
 
-    /// Returns the Event that another mode than the configured one runs on this
-    /// node; `note` says which and why.
+    /// The Event that another mode than the configured one runs on this node; `note` names it and
+    /// gives the reason.
     pub fn worse_mode(note: String) -> Event {
         Event {
             regarding: Regarding::ThisNode,
@@ -79,9 +78,8 @@ impl Event {
         }
     }
 
-    /// Returns the Event that endpoints, and programs that enforce NetworkPolicies, do not see
-    /// clients on this node, which runs another mode than the configured one; `note` says what
-    /// follows.
+    /// The Event that endpoints, and programs that enforce NetworkPolicies, do not see clients on
+    /// this node, which runs another mode than the configured one; `note` has the consequences.
     pub fn clients_hidden(note: String) -> Event {
         Event {
             regarding: Regarding::ThisNode,
@@ -92,8 +90,7 @@ impl Event {
         }
     }
 
-    /// Returns the Event that `service` does not get addresses that other
-    /// Services own; `note` says which.
+    /// The Event that `service` does not get addresses that other Services own; `note` names them.
     pub fn address_conflict(service: ServiceName, note: String) -> Event {
         Event {
             regarding: Regarding::Service(service),
@@ -104,8 +101,8 @@ impl Event {
         }
     }
 
-    /// Returns the Event that `service` requests something that this node cannot do; `note` says
-    /// what, and why.
+    /// The Event that `service` requests something that this node cannot do; `note` has the request
+    /// and the reason.
     pub fn unsupported(service: ServiceName, note: String) -> Event {
         Event {
             regarding: Regarding::Service(service),
@@ -122,16 +119,14 @@ impl Event {
 pub struct Recorder(Option<Sender<Event>>);
 
 impl Recorder {
-    /// Returns a recorder and the receiver of its events. Events beyond
-    /// `capacity` that were not received are dropped: an API server that is
-    /// away must not cost memory.
+    /// Returns a recorder and the receiver of its events. Events beyond `capacity` that were not
+    /// received are dropped: an unreachable API server must not cost memory.
     pub fn new(capacity: usize) -> (Recorder, Receiver<Event>) {
         let (sender, receiver) = channel(capacity.max(1));
         (Recorder(Some(sender)), receiver)
     }
 
-    /// Returns a recorder that drops all events, for a process without API
-    /// server.
+    /// Returns a recorder that drops all events, for a process without an API server.
     pub fn nowhere() -> Recorder {
         Recorder(None)
     }

@@ -22,19 +22,17 @@ use crate::api_client::Access;
 /// Namespace of events about objects without one, as in client-go.
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// The component's name in events, by which people filter.
+/// The component's name in events, by which people filter them.
 const CONTROLLER: &str = "kube-proxy";
 
-/// The most bytes that a note may have (`NoteLengthLimit` of
-/// `pkg/apis/core/validation/events.go`).
+/// Maximum length of a note in bytes (`NoteLengthLimit` of `pkg/apis/core/validation/events.go`).
 const LONGEST_NOTE: usize = 1024;
 
-/// Ends a note that is too long.
+/// The end of a note that was cut.
 const SHORTENED: &str = " … (the log has the full text)";
 
-/// Writes what comes from `events`, one after the other, as far as there are
-/// not too many about one object. One that cannot be written is dropped; the
-/// log has it too.
+/// Writes the received `events` one after the other, within the limits per object. An event that
+/// cannot be written is dropped; the log has it too.
 pub async fn post(access: Access, node: String, mut events: Receiver<Event>) {
     let mut limit = Limit::default();
     while let Some(event) = events.recv().await {
@@ -80,7 +78,7 @@ async fn write(
     Ok(())
 }
 
-/// Returns the API object for `event`.
+/// Builds the API object for `event`.
 fn object(event: &Event, node: &str, now: Timestamp) -> ApiEvent {
     let regarding = match &event.regarding {
         Regarding::ThisNode => ObjectReference {
@@ -119,7 +117,7 @@ fn object(event: &Event, node: &str, now: Timestamp) -> ApiEvent {
     }
 }
 
-/// Returns the text, shortened to what the API server accepts.
+/// Returns the text, shortened to the length that the API server accepts.
 fn note(text: &str) -> String {
     if text.len() <= LONGEST_NOTE {
         return text.to_owned();

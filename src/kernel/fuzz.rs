@@ -1,5 +1,5 @@
-//! Runs every reader of the kernel's answers and of saved tables on arbitrary bytes:
-//! for the fuzz targets in `fuzz/`, and for property tests that always run.
+//! Runs every parser of the kernel's answers and of saved tables on arbitrary bytes: for the fuzz
+//! targets in `fuzz/`, and for property tests that always run.
 
 use ipvs::{connections, decode, ipset, table};
 use net::Family;
@@ -10,8 +10,8 @@ use netlink::{
 };
 use xtables::{observed::Observed, rule::Table};
 
-/// Reads `bytes` as a datagram, and as the body of each kind of answer. The
-/// result does not matter; no bytes may make it panic or run for long.
+/// Parses `bytes` as a datagram, and as the body of each kind of answer. The result does not
+/// matter; no bytes may make it panic or run for long.
 pub fn netlink(bytes: &[u8]) {
     let (kind, body) = match bytes.split_first_chunk() {
         Some((kind, body)) => (u16::from_ne_bytes(*kind), body),
@@ -53,8 +53,8 @@ fn read(message: Message<'_>) {
     }
 }
 
-/// Reads `text` as what `iptables-save` prints, with and without counts, of chains that
-/// are compared in each way. The result does not matter.
+/// Parses `text` as the output of `iptables-save`, with and without counts, with each way of
+/// comparing chains. The result does not matter.
 pub fn saved_tables(text: &str) {
     use xtables::observed::Interest;
 

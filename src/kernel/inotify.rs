@@ -9,7 +9,7 @@ use std::{
 use nix::sys::inotify::{InitFlags, Inotify};
 use tokio::io::{Interest, unix::AsyncFd};
 
-/// An inotify instance for a runtime to wait for.
+/// An inotify instance for tokio's `AsyncFd`.
 pub struct Instance(Inotify);
 
 impl Deref for Instance {

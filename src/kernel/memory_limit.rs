@@ -1,5 +1,5 @@
-//! How much memory this process and what the kernel keeps for it may take: the limit of
-//! its cgroup and of those above it.
+//! The memory that this process, and the kernel on its behalf, may use: the limit of its cgroup and
+//! of those above it.
 
 use std::{
     fs::{self, File},
@@ -11,15 +11,15 @@ use std::{
 /// Where the hierarchies of cgroups are mounted.
 const MOUNTED: &str = "/sys/fs/cgroup";
 
-/// Version 1 has such a number where there is no limit: the largest one, in whole pages.
+/// Version 1 writes a number like this where there is no limit: the largest one, in whole pages.
 const NO_LIMIT: u64 = 1 << 60;
 
 /// A limit of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryLimit {
-    /// How many bytes may be in use.
+    /// Number of bytes that may be in use.
     pub bytes: u64,
-    /// The folder of the cgroup that has it.
+    /// The folder of the cgroup with the limit.
     folder: PathBuf,
     version: Version,
 }
@@ -27,20 +27,20 @@ pub struct MemoryLimit {
 /// Version of the memory controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Version {
-    /// Buffers of TCP sockets have a limit of their own.
+    /// Buffers of TCP sockets have a separate limit.
     One,
-    /// They count as memory of the process.
+    /// Buffers of sockets count as memory of the process.
     Two,
 }
 
-/// Returns the lowest limit; `None`: there is none that can be seen.
+/// Returns the lowest limit; `None`: none is visible.
 pub fn of_this_process() -> Option<MemoryLimit> {
     let cgroups = fs::read_to_string("/proc/self/cgroup").ok()?;
     lowest(&cgroups, |file| fs::read_to_string(file).ok())
 }
 
-/// Returns the lowest limit of the `cgroups` that `/proc/<pid>/cgroup` names
-/// (`cgroups(7)`), and of those above them; `read` returns what is in a file.
+/// Returns the lowest limit of the `cgroups` that `/proc/<pid>/cgroup` names (`cgroups(7)`), and of
+/// those above them; `read` returns the content of a file.
 fn lowest(cgroups: &str, read: impl Fn(&Path) -> Option<String>) -> Option<MemoryLimit> {
     let limits = cgroups.lines().flat_map(|line| {
         let (controllers, path) = named(line).unzip();
@@ -88,8 +88,8 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Returns the usage of the cgroup which has the `limit`; `None`: buffers of sockets are no
-    /// part of it, or it cannot be read.
+    /// Opens the usage of the cgroup with the `limit`; `None`: it does not include buffers of
+    /// sockets, or cannot be read.
     pub fn of(limit: &MemoryLimit) -> Option<Usage> {
         let open = |file| File::open(limit.folder.join(file)).ok();
         match limit.version {
@@ -101,11 +101,11 @@ impl Usage {
         }
     }
 
-    /// Returns how many bytes are in use, except for pages of files, which the kernel takes back
-    /// when it needs them.
+    /// Number of bytes in use, without pages of files, which the kernel reclaims when it needs
+    /// them.
     ///
     /// # Errors
-    /// When the kernel does not say.
+    /// When the kernel's files cannot be read or parsed.
     pub fn bytes(&self) -> io::Result<u64> {
         let current = text(&self.current)?;
         let stat = text(&self.stat)?;
@@ -116,7 +116,7 @@ impl Usage {
     }
 }
 
-/// Returns the present text of a file, whose first page has all that is asked for.
+/// Reads the present text of a file; the first page has all that is needed.
 fn text(file: &File) -> io::Result<String> {
     let mut buffer = [0; 4096];
     let length = file.read_at(&mut buffer, 0)?;

@@ -1,5 +1,5 @@
-//! Sockets, files and limits of this process, and what the kernel can do. Nothing here knows of
-//! Services.
+//! Sockets, files and limits of this process, and the abilities of the kernel. Nothing here knows
+//! about Services.
 
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;

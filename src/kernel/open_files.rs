@@ -1,11 +1,11 @@
-//! How many descriptors this process may open, and has open.
+//! The number of descriptors that this process may open, and has open.
 
 use std::fs;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// Raises the soft limit to the hard one (`getrlimit(2)`, RLIMIT_NOFILE). Returns the
-/// limit that counts then.
+/// Raises the soft limit to the hard one (`getrlimit(2)`, RLIMIT_NOFILE). Returns the resulting
+/// limit.
 pub fn raise_limit() -> usize {
     let limit = match getrlimit(Resource::RLIMIT_NOFILE) {
         Ok((soft, hard)) if soft < hard => match setrlimit(Resource::RLIMIT_NOFILE, hard, hard) {
@@ -22,15 +22,15 @@ pub fn raise_limit() -> usize {
 /// Descriptors that this process has open (`proc_pid_fd(5)`).
 const OPEN: &str = "/proc/self/fd";
 
-/// Returns how many descriptors this process has open. Before Linux 6.2 that takes a while where
-/// thousands are.
+/// Returns how many descriptors this process has open. Before Linux 6.2 that takes a while if there
+/// are thousands.
 pub fn number() -> Option<usize> {
     number_if_cheap().or_else(list)
 }
 
-/// Returns the same if the kernel tells that number.
+/// Returns the same if the kernel reports it directly.
 pub fn number_if_cheap() -> Option<usize> {
-    // It is the folder's size since Linux 6.2, which was 0 before.
+    // Since Linux 6.2 it is the folder's size, which was 0 before.
     let size = fs::metadata(OPEN).ok()?.len();
     usize::try_from(size).ok().filter(|size| *size > 0)
 }

@@ -1,9 +1,9 @@
-//! A clock that all processes of this machine read alike, and that nobody sets.
+//! A clock that is the same for all processes of this machine, and that nobody sets.
 
 use std::{fs, time::Duration};
 
-/// Returns the time since the machine started, also while it slept, to 10 ms
-/// (`proc_uptime(5)`); `None` where it cannot be read.
+/// Returns the time since the machine started, including the time that it slept, to 10 ms
+/// (`proc_uptime(5)`); `None` if it cannot be read.
 pub fn uptime() -> Option<Duration> {
     parse(&fs::read_to_string("/proc/uptime").ok()?)
 }

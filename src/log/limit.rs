@@ -1,5 +1,5 @@
-//! Limits how often the same is logged of one object: a Service that changes many times a second
-//! must neither fill the disk nor hide what is logged of others.
+//! Limits how often similar messages about one object are logged: a Service that changes many times
+//! a second must neither fill the disk nor hide messages about others.
 
 use std::{
     collections::HashMap,
@@ -7,16 +7,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Number of messages of one place in the code about one object that are logged at once, and the
+/// Number of messages from one place in the code about one object that are logged at once, and the
 /// time after which another one is.
 const BURST: u32 = 5;
 const ANOTHER_AFTER: Duration = Duration::from_secs(20);
 
-/// Maximum number of messages and objects that are remembered. Those that are not limited any more
-/// are forgotten first.
+/// Maximum number of messages and objects that are remembered. Those that are no longer limited are
+/// forgotten first.
 const MOST: usize = 8192;
 
-/// What was logged lately.
+/// Budgets of recent messages.
 #[derive(Debug, Default)]
 pub(super) struct Limit {
     budgets: HashMap<u64, Budget>,
@@ -27,7 +27,7 @@ pub(super) struct Limit {
 struct Budget {
     /// When the bucket is full again.
     full_at: Instant,
-    /// Number of messages that were left out since the last one that was logged.
+    /// Number of messages left out since the last logged one.
     left_out: u64,
 }
 
@@ -35,14 +35,15 @@ struct Budget {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Log,
-    /// The last one for some time, or the first one after that many were left out.
+    /// Log, with a note: the last message for some time, or the first one after others were left
+    /// out.
     LogWith(String),
     LeaveOut,
 }
 
 impl Limit {
-    /// Returns whether to log a message at this place in the code now, which is about the object
-    /// that it names.
+    /// Decides whether to log a message from this place in the code now. The message names the
+    /// object that it is about.
     pub(super) fn judge(&mut self, place: impl Hash, message: &str, now: Instant) -> Verdict {
         let mut hasher = DefaultHasher::new();
         place.hash(&mut hasher);
@@ -81,7 +82,7 @@ impl Limit {
     }
 }
 
-/// Returns the object that a message names first, as `namespace/name`.
+/// Finds the first object that a message names, as `namespace/name`.
 fn object(message: &str) -> Option<&str> {
     let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_' | '/');
     let mut words = message.split(|c| !is_name(c));

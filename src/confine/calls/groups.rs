@@ -1,5 +1,5 @@
-//! The system calls that Tripod makes, by purpose, and those that only the programs make that it
-//! starts.
+//! The system calls that Tripod makes, by purpose, and those that are made only by the programs
+//! that it starts.
 
 use nix::libc;
 
@@ -44,12 +44,12 @@ pub(super) const ITSELF: &[libc::c_long] = &[
     libc::SYS_set_robust_list,
     libc::SYS_sigaltstack,
     libc::SYS_sysinfo,
-    // By which abort(3) ends the process.
+    // abort(3) ends the process by this call.
     libc::SYS_tgkill,
     libc::SYS_uname,
 ];
 
-/// Waiting for what comes.
+/// Waiting for events.
 pub(super) const EVENTS: &[libc::c_long] = &[
     libc::SYS_epoll_create1,
     libc::SYS_epoll_ctl,
@@ -63,8 +63,8 @@ pub(super) const EVENTS: &[libc::c_long] = &[
     libc::SYS_poll,
 ];
 
-/// Reading files and folders, writing what is open, and the files of unix sockets, which are
-/// made and removed.
+/// Reading files and folders, writing to open files, and creating and removing the files of unix
+/// sockets.
 pub(super) const FILES: &[libc::c_long] = &[
     libc::SYS_close,
     libc::SYS_close_range,
@@ -90,7 +90,7 @@ pub(super) const FILES: &[libc::c_long] = &[
     libc::SYS_unlinkat,
     libc::SYS_write,
     libc::SYS_writev,
-    // Forms that newer architectures do not have.
+    // Calls that newer architectures do not have.
     #[cfg(target_arch = "x86_64")]
     libc::SYS_access,
     #[cfg(target_arch = "x86_64")]
@@ -107,7 +107,7 @@ pub(super) const FILES: &[libc::c_long] = &[
     libc::SYS_unlink,
 ];
 
-/// Sockets, once they are open.
+/// Sockets that are open already.
 pub(super) const SOCKETS: &[libc::c_long] = &[
     libc::SYS_accept4,
     libc::SYS_bind,
@@ -118,7 +118,7 @@ pub(super) const SOCKETS: &[libc::c_long] = &[
     libc::SYS_listen,
     libc::SYS_recvfrom,
     libc::SYS_recvmsg,
-    // By which the resolver asks for addresses of both families at once.
+    // The resolver asks for addresses of both families at once by this call.
     libc::SYS_sendmmsg,
     libc::SYS_sendmsg,
     libc::SYS_sendto,
@@ -126,7 +126,7 @@ pub(super) const SOCKETS: &[libc::c_long] = &[
     libc::SYS_shutdown,
 ];
 
-/// Noticing that files were changed: manifests, and the configuration.
+/// Noticing changes of files: manifests, and the configuration.
 pub(super) const WATCHED_FILES: &[libc::c_long] = &[
     libc::SYS_inotify_add_watch,
     libc::SYS_inotify_init1,
@@ -136,11 +136,11 @@ pub(super) const WATCHED_FILES: &[libc::c_long] = &[
 /// Moving bytes from one connection to another through a pipe.
 pub(super) const RELAYS: &[libc::c_long] = &[libc::SYS_pipe2, libc::SYS_splice];
 
-/// Receiving and sending for many connections at once, by rings that were made before.
+/// Receiving and sending for many connections at once, by rings that were made earlier.
 pub(super) const RINGS: &[libc::c_long] = &[libc::SYS_io_uring_enter];
 
-/// Starting programs, and what only those call: iptables, modprobe, shells, plugins that give
-/// credentials. They create sockets and processes of every kind.
+/// Starting programs, and calls that only those make: iptables, modprobe, shells, credential
+/// plugins. They create sockets and processes of every kind.
 pub(super) const PROGRAMS: &[libc::c_long] = &[
     libc::SYS_accept,
     libc::SYS_capset,
@@ -198,7 +198,7 @@ pub(super) const PROGRAMS: &[libc::c_long] = &[
     libc::SYS_waitid,
 ];
 
-/// Forms of calls of programs that newer architectures do not have.
+/// Calls of programs that newer architectures do not have.
 #[cfg(target_arch = "x86_64")]
 pub(super) const OLDER_OF_PROGRAMS: &[libc::c_long] = &[
     libc::SYS_alarm,

@@ -2,7 +2,7 @@
 //! programs that it starts.
 //!
 //! A call that is not listed fails with ENOSYS, as on a kernel that does not have it, and ends
-//! nothing: the standard library, glibc and programs that try calls of newer kernels first then use
+//! nothing: the standard library, glibc and programs that try newer calls first then fall back to
 //! older ones. A program of another architecture than this one, such as a 32-bit one, is killed.
 
 mod groups;
@@ -18,7 +18,7 @@ use super::Task;
 /// Applies the filter for `task` to every thread.
 ///
 /// # Errors
-/// When this kernel has no such filters, or allows this process none.
+/// When this kernel has no such filters, or does not let this process install one.
 pub(super) fn restrict(task: Task) -> Result<(), String> {
     let program = program(task).map_err(|error| error.to_string())?;
     seccompiler::apply_filter_all_threads(&program).map_err(|error| error.to_string())
@@ -49,7 +49,7 @@ mod tests {
     use super::{super::Serving, *};
     use crate::kernel::io_uring::{Ring, or_skip};
 
-    /// Runs `test` in a thread that has the filter for `task`, which stays as long as that does.
+    /// Runs `test` in a thread that has the filter for `task`, which lasts as long as the thread.
     fn filtered(task: Task, test: impl FnOnce() + Send) {
         thread::scope(|scope| {
             let thread = scope.spawn(|| {
@@ -152,7 +152,7 @@ mod tests {
                 let errno = packets.err().and_then(|error| error.raw_os_error());
                 let is_missing = errno == Some(libc::ENOSYS);
                 assert_eq!(is_missing, !programs, "{task:?}");
-                // What every task does.
+                // Calls that every task makes.
                 UnixDatagram::pair().expect("a pair");
                 let thread = thread::Builder::new().spawn(|| std::fs::read("/proc/self/status"));
                 let read: io::Result<_> = thread.expect("a thread").join().expect("its end");

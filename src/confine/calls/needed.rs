@@ -1,4 +1,4 @@
-//! Which system calls each task needs: the groups of calls, and the condition of each.
+//! The system calls that each task needs: the groups of calls, and the condition of each.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use super::{
 
 /// Calls for one purpose, and which tasks need them.
 pub(super) struct Group {
-    /// What they are for, as docs/security.md says it.
+    /// The purpose of the calls, in the words of docs/security.md.
     #[cfg_attr(
         not(test),
         expect(dead_code, reason = "a test holds the document to it")
@@ -125,7 +125,7 @@ pub(super) fn needed(task: Task) -> Result<BTreeMap<libc::c_long, Vec<SeccompRul
     let calls = groups.flat_map(|group| group.calls);
     let mut rules: BTreeMap<_, _> = calls.map(|call| (*call, Vec::new())).collect();
     if Condition::Rings.is_met(task) {
-        // A ring can be put into use, and nothing else can be done with it.
+        // A ring can be enabled; no other operation on rings is allowed.
         let enable = on_argument(1, SeccompCmpOp::Eq, ENABLE_RINGS)?;
         rules.insert(libc::SYS_io_uring_register, vec![enable]);
     }
@@ -135,7 +135,7 @@ pub(super) fn needed(task: Task) -> Result<BTreeMap<libc::c_long, Vec<SeccompRul
         return Ok(rules);
     }
     let thread = libc::CLONE_THREAD as u64;
-    // clone3(2) has its flags in memory, which a filter cannot see: where it is missing, the C
+    // clone3(2) has its flags in memory, which a filter cannot see. Where it is missing, the C
     // library makes threads by clone(2).
     let makes_thread = on_first(SeccompCmpOp::MaskedEq(thread), thread)?;
     rules.insert(libc::SYS_clone, vec![makes_thread]);
@@ -146,7 +146,7 @@ pub(super) fn needed(task: Task) -> Result<BTreeMap<libc::c_long, Vec<SeccompRul
     let of_domain = |domain: &libc::c_int| on_first(SeccompCmpOp::Eq, domain.unsigned_abs().into());
     let opens: Vec<_> = domains.iter().map(of_domain).collect::<Result<_, _>>()?;
     rules.insert(libc::SYS_socket, opens);
-    // Pairs are of unix sockets.
+    // Only pairs of unix sockets are made.
     let pair = on_first(SeccompCmpOp::Eq, libc::AF_UNIX.unsigned_abs().into())?;
     rules.insert(libc::SYS_socketpair, vec![pair]);
     Ok(rules)
@@ -185,7 +185,7 @@ mod tests {
         assert_eq!(all.len(), 0, "{all:?}");
     }
 
-    /// The table of the document is that of the code.
+    /// The table of the document matches the code.
     #[test]
     fn the_document_says_who_needs_each_group() {
         let document = include_str!("../../../docs/security.md");

@@ -1,4 +1,4 @@
-//! Connections made by hand, and the time.
+//! Scripted connections, at scripted times.
 
 use netlink::conntrack::flows::{State, TCP, Tuple};
 
@@ -7,7 +7,7 @@ use crate::services::service_ports::port_name;
 
 const ENDPOINT: &str = "10.1.0.1:80";
 
-/// What the kernel reports of a connection.
+/// The outcome of a connection, as the kernel reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Answered,
@@ -18,13 +18,13 @@ enum Outcome {
     Silent,
     /// No packet came back, and the client sent its SYN again after a second.
     SilentTwice,
-    /// As that, to a client of its own, which is kept from the endpoint.
+    /// The same, for a client of its own, which cannot reach the endpoint.
     KeptFrom,
 }
 
 use Outcome::{Answered, Deleted, KeptFrom, Refused, Silent, SilentTwice};
 
-/// Connections, each with the millisecond at which it begins.
+/// A run of connections, each with the millisecond at which it begins.
 struct Play {
     evidence: Evidence,
     start: Instant,
@@ -112,7 +112,7 @@ impl Play {
     }
 }
 
-/// Returns what the kernel reports `after` milliseconds from the beginning of the connection.
+/// Returns the kernel's report `after` milliseconds from the beginning of the connection.
 fn snapshot(outcome: Outcome, after: u64) -> Option<Snapshot> {
     let silent_for = if matches!(outcome, SilentTwice | KeptFrom) && after >= 1000 {
         after - 1000
@@ -141,7 +141,7 @@ fn it_takes_more_than_one_lost_packet_to_eject_an_endpoint() {
         (&[(0, Deleted), (100, Deleted), (200, Deleted)], None),
         (&[(0, Deleted), (100, Silent)], None),
         (&[(0, Answered), (10, SilentTwice)], Some(1400)),
-        // The client is kept from it.
+        // The client cannot reach it.
         (&[(0, SilentTwice), (100, Answered)], None),
         (&[(0, Silent), (10, Answered), (500, Silent)], None),
         (&[(0, Answered), (10, Answered)], None),
@@ -168,7 +168,7 @@ fn an_endpoint_is_tried_again_after_a_while_and_ejected_for_longer_if_it_fails_s
     assert!(matches!(again[..], [(_, 20)]), "{again:?}");
     assert_eq!(play.run(&[], 34_000), []);
     assert!(!play.is_ejected());
-    // An answer ends it.
+    // An answer ends the ejection.
     assert_eq!(
         play.run(&[(34_000, Answered), (34_500, Silent)], 37_000),
         []
@@ -230,13 +230,13 @@ fn a_client_that_is_kept_from_an_endpoint_does_not_hide_answers_to_others() {
 
 #[test]
 fn an_answer_ends_an_ejection_unless_the_connection_is_older_than_what_failed() {
-    // It gets connections while it is ejected, as no other endpoint is left.
+    // It gets connections while it is ejected, because no other endpoint is left.
     let mut play = Play::new();
     assert_eq!(play.run(&[(0, SilentTwice)], 1500).len(), 1);
     assert!(play.is_ejected());
     assert_eq!(play.run(&[(2000, Answered)], 2300), []);
     assert!(!play.is_ejected());
-    // And it begins anew with the shortest ejection.
+    // After that, the shortest ejection comes first again.
     assert_eq!(play.run(&[(3000, SilentTwice)], 4500), [(4300, 10)]);
     assert!(play.is_ejected());
 }
@@ -249,7 +249,7 @@ fn clients_eject_no_endpoint_that_answers_the_node() {
     let of = |at| if at % 2 == 0 { SilentTwice } else { KeptFrom };
     let many: Vec<_> = (0..100).map(|at| (100 * at, of(at))).collect();
     assert_eq!(play.run(&many, 15_000), []);
-    // If it stops answering, it is ejected all the same.
+    // If it stops answering, it is ejected nevertheless.
     play.answers_node = false;
     let verdicts = play.run(&[(15_000, SilentTwice)], 17_000);
     assert!(matches!(verdicts[..], [(_, 10)]), "{verdicts:?}");

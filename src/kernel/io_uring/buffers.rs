@@ -16,9 +16,9 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 /// Size of a buffer, in bytes: most messages are shorter.
 pub const SIZE: usize = 4096;
 
-/// How many there are, a power of two. Newer kernels receive for some 40 connections in one
-/// system call (`IO_LOCAL_TW_DEFAULT_MAX` in io_uring/io_uring.c), while what was received in
-/// the one before is being sent.
+/// Number of buffers, a power of two. Newer kernels receive for some 40 connections in one system
+/// call (`IO_LOCAL_TW_DEFAULT_MAX` in io_uring/io_uring.c), while the bytes of the previous call
+/// are being sent.
 const COUNT: u16 = 128;
 
 /// Where the buffers begin: before them are the entries, which begin at a page.
@@ -26,7 +26,7 @@ const OFFSET: usize = 4096;
 
 const LENGTH: usize = OFFSET + COUNT as usize * SIZE;
 
-/// A buffer with received bytes, which is to be given back.
+/// A buffer with received bytes, which must be given back.
 #[derive(Debug)]
 pub struct Buffer(u16);
 
@@ -34,7 +34,7 @@ pub struct Buffer(u16);
 pub(super) struct Buffers {
     memory: NonNull<c_void>,
     tail: u16,
-    /// How many the kernel has.
+    /// Number of buffers that the kernel has.
     provided: u16,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct Buffers {
 unsafe impl Send for Buffers {}
 
 impl Buffers {
-    /// Returns buffers, none of which the kernel has.
+    /// Makes buffers, none of which the kernel has.
     pub(super) fn new() -> io::Result<Buffers> {
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
         // SAFETY: a new mapping, wherever the kernel finds room for it.
@@ -68,7 +68,7 @@ impl Buffers {
         (0..COUNT).for_each(|number| self.provide(Buffer(number)));
     }
 
-    /// Gives one to the kernel.
+    /// Gives one buffer to the kernel.
     pub(super) fn provide(&mut self, buffer: Buffer) {
         let entries: *mut BufRingEntry = self.memory.as_ptr().cast();
         let place = usize::from(self.tail % COUNT);
@@ -90,18 +90,18 @@ impl Buffers {
         }
     }
 
-    /// Returns one that the kernel has filled.
+    /// Takes the buffer `number`, which the kernel has filled.
     pub(super) fn taken(&mut self, number: u16) -> Buffer {
         self.provided = self.provided.saturating_sub(1);
         Buffer(number)
     }
 
-    /// Returns how many the kernel has.
+    /// Number of buffers that the kernel has.
     pub(super) fn provided(&self) -> usize {
         self.provided.into()
     }
 
-    /// Returns what is in one.
+    /// The content of a buffer.
     pub(super) fn bytes(&self, buffer: &Buffer) -> &[u8] {
         // SAFETY: it is within the mapping, and the kernel writes to it no more until it is
         // given back, for which it is moved.

@@ -1,8 +1,8 @@
 //! io_uring (`io_uring(7)`): one system call receives and sends for many connections.
 //!
-//! A ring is for one thread. Before it can be used it is restricted for good to what it is
-//! for: receiving, sending and cancelling, so that a process with a filter of system calls
-//! cannot get around the filter through it.
+//! A ring is for one thread. Before it is used it is restricted for good to its purpose, receiving,
+//! sending and cancelling, so that a process with a filter of system calls cannot bypass the filter
+//! through it.
 
 mod buffers;
 
@@ -51,13 +51,13 @@ pub struct Ring {
 /// The result of a request.
 #[derive(Debug)]
 pub struct Completion {
-    /// The token that was given with the request.
+    /// The token given with the request.
     pub token: u64,
-    /// Bytes that were received or sent.
+    /// Number of bytes that were received or sent.
     pub result: Result<usize, Errno>,
-    /// Where received bytes are.
+    /// The buffer with the received bytes.
     pub buffer: Option<Buffer>,
-    /// No more completions of the request come.
+    /// Whether no more completions of the request follow.
     pub last: bool,
 }
 
@@ -92,10 +92,10 @@ impl Ring {
         })
     }
 
-    /// Has this thread, and no other, use it from now on.
+    /// Lets this thread, and no other, use the ring from now on.
     ///
     /// # Errors
-    /// Those of io_uring_register(2), and of io_uring_enter(2), which may be forbidden alone.
+    /// Those of io_uring_register(2) and of io_uring_enter(2), which may be forbidden by itself.
     pub fn enable(&mut self) -> io::Result<()> {
         self.buffers.provide_all();
         self.ring.submitter().register_enable_rings()?;
@@ -120,8 +120,8 @@ impl Ring {
         watched.map_err(|error| error.into_parts().1)
     }
 
-    /// Receives from a connection whatever comes, until that fails, ends, or is cancelled.
-    /// The descriptor must stay open until the request was submitted.
+    /// Receives from a connection repeatedly, until it fails, ends, or is cancelled. The descriptor
+    /// must stay open until the request has been submitted.
     ///
     /// # Errors
     /// Those of io_uring_enter(2).
@@ -132,7 +132,7 @@ impl Ring {
     }
 
     /// Sends the first bytes of `buffer`, as many as the peer's window takes at once. The
-    /// descriptor must stay open until the request was submitted.
+    /// descriptor must stay open until the request has been submitted.
     ///
     /// # Errors
     /// Those of io_uring_enter(2).
@@ -157,7 +157,7 @@ impl Ring {
         unsafe { self.push(&entry.build().user_data(token)) }
     }
 
-    /// Cancels the request that was given `request`, which then completes, too.
+    /// Cancels the request with the token `request`, which then completes, too.
     ///
     /// # Errors
     /// Those of io_uring_enter(2).
@@ -168,7 +168,7 @@ impl Ring {
     }
 
     /// # Safety
-    /// What `entry` names must live until it has completed.
+    /// The memory and descriptors that `entry` names must live until it has completed.
     unsafe fn push(&mut self, entry: &Entry) -> io::Result<()> {
         if self.ring.submission().is_full() {
             self.submit()?;
@@ -178,7 +178,7 @@ impl Ring {
         pushed.map_err(|_| Errno::EAGAIN.into())
     }
 
-    /// Hands all requests to the kernel, and has it do what it has put off for this thread.
+    /// Submits all requests, and has the kernel do the work that it has deferred for this thread.
     ///
     /// # Errors
     /// Those of io_uring_enter(2).
@@ -199,7 +199,7 @@ impl Ring {
         })
     }
 
-    /// Returns whether there are requests to be submitted, or completions to be taken.
+    /// Returns whether there are requests to submit, or completions to take.
     pub fn has_work(&mut self) -> bool {
         let queue = self.ring.submission();
         let work = !queue.is_empty() || queue.cq_overflow();
@@ -207,37 +207,36 @@ impl Ring {
         work || !self.ring.completion().is_empty()
     }
 
-    /// Returns whether the kernel has put off something for this thread (IORING_SQ_TASKRUN).
-    /// It may also say so when all of it was done (`__io_run_local_work` in
-    /// io_uring/io_uring.c).
+    /// Returns whether the kernel has deferred work for this thread (IORING_SQ_TASKRUN). It may say
+    /// so even when all of it was done (`__io_run_local_work` in io_uring/io_uring.c).
     pub fn may_have_put_off(&mut self) -> bool {
         self.ring.submission().taskrun()
     }
 
-    /// Returns how many buffers there are to receive into.
+    /// Number of buffers that are free to receive into.
     pub fn free_buffers(&self) -> usize {
         self.buffers.provided()
     }
 
     /// Makes the descriptor of [`Ring::event`] readable.
     pub fn wake(&self) {
-        // Fails only where it was written to 2^64 times.
+        // Fails only after 2^64 writes.
         let _ = self.event.write(1);
     }
 
-    /// Makes nothing readable until [`Ring::rest`]: this thread checks by itself.
+    /// Suppresses events until [`Ring::rest`]: this thread checks by itself.
     pub fn awake(&mut self) {
         self.ring.completion().disable_eventfd();
     }
 
-    /// Has the ring report completions from here on. Returns whether there are some already.
+    /// Has the ring report completions from now on. Returns whether there are some already.
     ///
     /// # Errors
     /// Those of io_uring_enter(2).
     pub fn rest(&mut self) -> io::Result<bool> {
         self.ring.completion().enable_eventfd();
-        // The kernel marks what is to be done first, and checks then whether to report
-        // it (`io_req_local_work_add` in io_uring/io_uring.c).
+        // The kernel first marks the work as pending, and then checks whether to report it
+        // (`io_req_local_work_add` in io_uring/io_uring.c).
         fence(SeqCst);
         self.submit()?;
         Ok(self.has_work())
@@ -248,7 +247,7 @@ impl Ring {
         &self.buffers.bytes(buffer)[..length]
     }
 
-    /// Gives a buffer back, to receive into it again.
+    /// Gives a buffer back, for the kernel to receive into it again.
     pub fn give_back(&mut self, buffer: Buffer) {
         self.buffers.provide(buffer);
     }
@@ -260,8 +259,8 @@ impl fmt::Debug for Ring {
     }
 }
 
-/// Returns what was made with io_uring; where there can be none, prints that the test is skipped
-/// and returns `None`.
+/// Unwraps a result of io_uring; where there is no io_uring, prints that the test is skipped and
+/// returns `None`.
 #[cfg(test)]
 pub(crate) fn or_skip<T>(made: io::Result<T>) -> Option<T> {
     let skipped = |error| {

@@ -1,5 +1,4 @@
-//! The abilities that a kernel may have, and where to get those that are
-//! missing.
+//! The abilities that a kernel may have, and remedies for those that are missing.
 
 use std::{borrow::Cow, fmt};
 
@@ -29,8 +28,7 @@ impl Setting {
         }
     }
 
-    /// Returns a word for it, and what the kernel has to have for it
-    /// (`net/netfilter/ipvs/Kconfig`).
+    /// A word for it, and its requirements on the kernel (`net/netfilter/ipvs/Kconfig`).
     pub(super) fn facts(self) -> (&'static str, &'static str) {
         match self {
             Setting::VsConntrack => ("vs-conntrack", "a kernel with CONFIG_IP_VS_NFCT; "),
@@ -39,13 +37,12 @@ impl Setting {
     }
 }
 
-/// Something that the kernel, with these privileges and in this container, can
-/// do or not.
+/// Something that the kernel may be able to do, with these privileges and in this container.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Ability {
     /// Changing this network namespace.
     NetAdmin,
-    /// A setting that is as it should be, or can be set.
+    /// A setting that has, or can get, the required value.
     Setting(Setting),
     /// Sockets of that family.
     Sockets(Family),
@@ -61,13 +58,13 @@ pub enum Ability {
     IpSet(&'static str),
     /// Table `nat`, by some iptables program that works here.
     Nat(Family),
-    /// A match or target in it.
+    /// A match or target in that table.
     Extension(Family, Extension),
-    /// Something that rules of nf_tables use.
+    /// A feature of nf_tables that rules use.
     Nftables(Family, NftPart),
     /// Routing rules that match packets by their destination port.
     PortRules(Family),
-    /// Routes that deliver any address here.
+    /// Routes that deliver packets to any address locally.
     LocalRoutes(Family),
     /// Sockets that answer from addresses that are not the node's.
     Transparent(Family),
@@ -81,8 +78,8 @@ pub enum Ability {
 }
 
 impl Ability {
-    /// Returns the ability in one word, the same for both families: its name
-    /// for `--without` and in the metric of modes that were fallen back from.
+    /// Returns the ability in one word, the same for both families: its name for `--without` and in
+    /// the metric of fallbacks.
     pub fn word(&self) -> Cow<'static, str> {
         Cow::Borrowed(match self {
             Ability::NetAdmin => "net-admin",
@@ -109,8 +106,7 @@ impl Ability {
         })
     }
 
-    /// Returns where the ability comes from: a module and a kernel option, or
-    /// what else to do.
+    /// The remedy if the ability is missing: a module and a kernel option, or another one.
     pub fn remedy(&self) -> String {
         let module =
             |name: &str, option: &str| format!("modprobe {name}, or a kernel with {option}");

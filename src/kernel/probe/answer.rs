@@ -1,5 +1,4 @@
-//! The outcome of trying an ability: it works, it does not, or that is not
-//! known.
+//! The outcome of trying an ability: it works, it does not, or that is unknown.
 
 use std::io;
 
@@ -15,11 +14,11 @@ pub(super) enum Answer {
     Works,
     /// The ability is missing, for this reason.
     Missing(String),
-    /// The try failed for a passing reason, which decides nothing.
+    /// The try failed for a passing reason, which proves nothing.
     Unknown(String),
 }
 
-/// Why something that was tried did not work.
+/// Why a try failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Unable {
     /// It does not work here.
@@ -54,7 +53,7 @@ impl From<Errno> for Unable {
     }
 }
 
-/// Takes the kernel's own words; what was tried is known already.
+/// Takes the kernel's own words; the caller knows what was tried.
 impl From<&netlink::Error> for Unable {
     fn from(error: &netlink::Error) -> Unable {
         match error {

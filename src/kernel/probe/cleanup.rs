@@ -1,4 +1,4 @@
-//! Removes what a probe that was killed left among the node's own objects.
+//! Removes the leftovers of a killed probe among the node's own objects.
 
 use ipvs::ipset::IpSets;
 use net::Family;
@@ -25,7 +25,7 @@ const OWNED: Owned = Owned {
     shared: None,
 };
 
-/// Why something of it could not be removed.
+/// Why a leftover could not be removed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A link, a set, a route or a rule could not be removed.
@@ -36,18 +36,17 @@ pub enum Error {
     Xtables(#[from] xtables::Error),
 }
 
-/// Removes what probes make and remove again, should one have been killed in
-/// between: chains, a link, a set, counters, a route and a routing rule. What is
-/// not there is fine.
+/// Removes the objects that probes make and remove again, in case one was killed in between:
+/// chains, a link, a set, counters, a route and a routing rule. Missing objects are no error.
 ///
 /// # Errors
-/// The first thing that could not be removed, after all others were tried.
+/// The first failure, after all other objects were tried.
 pub async fn cleanup() -> Result<(), Error> {
     let mut outcome = objects().map_err(Error::from);
     for family in Family::ALL {
         let removed = OWNED.remove(&[family], &Preserved::nothing()).await;
         outcome = outcome.and(removed.map_err(Error::from));
-        // Rules that count use their counter, so chains go first.
+        // The chains go first, because their rules use the counters.
         let _ = nfacct::delete(features::account(family));
     }
     outcome

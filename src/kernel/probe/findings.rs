@@ -1,9 +1,9 @@
-//! The findings of a process that may make network namespaces, stored for one
-//! that may not: the init container of a pod for the container that stays.
+//! The findings of a process that may make network namespaces, stored for one that may not: the
+//! init container of a pod stores them for the main container.
 //!
-//! Without a namespace of its own, a process can try things only among the
-//! node's own rules and links. Findings are true for one boot of one kernel;
-//! the privileges of a process are no part of them.
+//! Without a namespace of its own, a process can try things only among the node's own rules and
+//! links. Findings hold for one boot of one kernel; they do not depend on the privileges of a
+//! process.
 
 use std::{
     collections::BTreeMap,
@@ -24,10 +24,10 @@ use super::{Ability, Answer, Extension, Kernel, Unable};
 /// The file with the findings, if there are any.
 pub const PATH: &str = "/run/tripod/kernel.json";
 
-/// Version of the format, with the abilities that it knows.
+/// Version of the format, including the set of abilities that it knows.
 const VERSION: u32 = 1;
 
-/// Most bytes of the file that are read; no file of findings is as long.
+/// Maximum number of bytes of the file that are read; no file of findings is as long.
 const LONGEST: u64 = 64 * 1024;
 
 /// The findings about a kernel, for as long as it runs.
@@ -39,12 +39,12 @@ pub struct Findings {
     boot_id: String,
     /// Version of the kernel (`uname -r`).
     kernel: String,
-    /// Abilities as they are shown, each with the reason if it is missing.
+    /// Abilities as they are displayed, each with the reason if it is missing.
     abilities: BTreeMap<String, Option<String>>,
     rules: Vec<Rules>,
 }
 
-/// What rules may use in one family and engine.
+/// The matches and targets that rules may use in one family and engine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Rules {
     family: String,
@@ -68,7 +68,7 @@ pub enum Error {
     /// The findings are of another boot, kernel or format.
     #[error("they are of {what} {found:?}, and this is {here:?}")]
     Elsewhere {
-        /// Name of what differs.
+        /// Name of the field that differs.
         what: &'static str,
         /// The value in the findings.
         found: String,
@@ -95,9 +95,9 @@ fn engine_name(engine: Engine) -> &'static str {
     }
 }
 
-/// Returns whether the ability is stored: it cannot be tried without a change
-/// of the network namespace. All others a process tries itself, because it may
-/// have fewer privileges than another.
+/// Returns whether the ability is stored: it cannot be tried without changing the network
+/// namespace. A process tries all others itself, because it may have fewer privileges than the one
+/// that stored the findings.
 fn is_stored(ability: &Ability) -> bool {
     matches!(
         ability,
@@ -110,12 +110,12 @@ fn is_stored(ability: &Ability) -> bool {
     )
 }
 
-/// Returns where findings are written before they are at `path`.
+/// Path at which findings are written before they are renamed to `path`.
 fn draft(path: &Path) -> PathBuf {
     path.with_extension("new")
 }
 
-/// Removes the findings at `path`, and what a process that was killed had written of them.
+/// Removes the findings at `path`, and the draft of a process that was killed while it wrote them.
 /// Returns whether there were any.
 ///
 /// # Errors
@@ -133,9 +133,8 @@ pub fn remove(path: &Path) -> io::Result<bool> {
 }
 
 impl Findings {
-    /// Returns the findings of `kernel`; `None` if they are not worth storing,
-    /// because nothing was tried in a namespace of its own. What is unknown is
-    /// left out.
+    /// Extracts the findings of `kernel`; `None` if they are not worth storing, because nothing was
+    /// tried in a namespace of its own. Unknown abilities are left out.
     ///
     /// # Errors
     /// When the boot id or the version of the kernel cannot be read.
@@ -180,7 +179,7 @@ impl Findings {
         }))
     }
 
-    /// Writes the findings to `path`, all at once.
+    /// Writes the findings to `path`, atomically.
     ///
     /// # Errors
     /// When the file, or its folder, cannot be written.
@@ -245,7 +244,7 @@ impl Findings {
         same("kernel", &self.kernel, kernel()?)
     }
 
-    /// Returns what is known of `ability`, if anything.
+    /// Returns the stored outcome for `ability`, if there is one.
     pub(super) fn tried(&self, ability: &Ability) -> Option<Result<(), Unable>> {
         if !is_stored(ability) {
             return None;
@@ -257,7 +256,7 @@ impl Findings {
         })
     }
 
-    /// Returns what rules of `family` may use in `engine`, if that is known.
+    /// Returns the stored features for rules of `family` in `engine`, if there are any.
     pub(super) fn features(&self, family: Family, engine: Engine) -> Option<Features> {
         let (family, engine) = (family.to_string(), engine_name(engine));
         let mut all = self.rules.iter();

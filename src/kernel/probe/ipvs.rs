@@ -1,4 +1,4 @@
-//! IPVS and what ipvs mode needs besides.
+//! IPVS, and the other requirements of ipvs mode.
 
 use ipvs::{
     Ipvs,
@@ -12,7 +12,7 @@ use super::{
     tried::{Tried, found_or},
 };
 
-/// Names of objects that are made and removed again.
+/// Names of temporary objects.
 pub(super) const LINK: &str = "tripod-probe";
 pub(super) const SET: &str = "TRIPOD-PROBE";
 
@@ -38,7 +38,7 @@ fn set(sets: &mut IpSets, kind: &str) -> Tried {
     let Some(kind) = Kind::of(kind) else {
         return Err(Unable::Missing("unknown".to_owned()));
     };
-    // A set left by a process that was killed would be in the way.
+    // A set left by a killed process would be in the way.
     sets.destroy(SET)?;
     sets.create(&Set::new(SET, kind, Family::V4))?;
     Ok(sets.destroy(SET)?)
@@ -52,7 +52,7 @@ pub(super) fn virtual_servers(
     let mut opened = Ipvs::open();
     let open = |opened: &mut Result<Ipvs, _>| -> Tried {
         match opened {
-            // Reading takes the privileges that writing takes.
+            // Reading takes the same privileges as writing.
             Ok(ipvs) => Ok(ipvs.check()?),
             Err(error) => Err(Unable::from(&*error)),
         }

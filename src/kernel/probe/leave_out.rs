@@ -1,5 +1,5 @@
-//! Leaves out abilities that were found: to avoid a match that this kernel has
-//! but that is broken, and to test how modes do without.
+//! Excludes abilities that were found: to avoid a match that is broken in this kernel, and to test
+//! how modes work without it.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -7,7 +7,7 @@ use net::Family;
 
 use super::{Ability, Answer, Extension, IP_SETS, Kernel, NftPart, Unable};
 
-/// Why something that is left out cannot be used.
+/// The reason given for an excluded ability.
 const WHY: &str = "excluded by --without";
 
 /// Schedulers that modules of IPVS have (`net/netfilter/ipvs/Kconfig`).
@@ -16,8 +16,8 @@ const SCHEDULERS: [&str; 15] = [
     "wlc", "wrr",
 ];
 
-/// Returns everything that `--without` can name: what modes ask a [`Kernel`]
-/// for before they use it.
+/// Returns everything that `--without` can name: the abilities that modes ask a [`Kernel`] for
+/// before they use them.
 fn abilities() -> Vec<Ability> {
     let mut all = vec![Ability::Ipvs, Ability::DummyLink, Ability::IoUring];
     all.extend(IP_SETS.map(Ability::IpSet));
@@ -35,12 +35,12 @@ fn abilities() -> Vec<Ability> {
     all
 }
 
-/// Abilities that are not to be used, whether they are there or not.
+/// Abilities that must not be used, whether they are there or not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LeaveOut(BTreeSet<Ability>);
 
 impl LeaveOut {
-    /// Adds what `word` names, in both families.
+    /// Adds the abilities that `word` names, in both families.
     ///
     /// # Errors
     /// When it names nothing; the error lists what can be named.
@@ -87,7 +87,7 @@ impl Kernel {
         self
     }
 
-    /// Returns the schedulers of IPVS that are left out.
+    /// The names of the schedulers of IPVS that are left out.
     pub fn left_out_schedulers(&self) -> BTreeSet<Arc<str>> {
         let answers = self.tried.iter();
         let left_out =

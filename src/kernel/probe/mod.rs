@@ -1,7 +1,6 @@
-//! What this kernel, these privileges and this container can really do: found
-//! out by trying, in a network namespace that goes away afterwards, or with
-//! temporary objects where none can be made. Version numbers are no proof:
-//! vendors leave things out and port things back.
+//! Abilities of this kernel with these privileges and in this container. They are found out by
+//! trying, in a temporary network namespace, or with temporary objects where none can be made.
+//! Version numbers prove nothing: vendors leave features out and backport others.
 
 mod ability;
 mod answer;
@@ -39,8 +38,7 @@ use self::{
     tried::Tried,
 };
 
-/// The abilities that were found: the one view of the kernel for verdicts and
-/// modes.
+/// The abilities that were found: the only view of the kernel that verdicts and modes have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kernel {
     /// The answer for each ability that was tried.
@@ -49,13 +47,13 @@ pub struct Kernel {
     toolkits: PerFamily<Option<Toolkit>>,
     /// Programs whose rules find sockets, where nothing works for table nat.
     markers: PerFamily<Option<Writer>>,
-    /// Why it is not known of some programs to which engine they speak.
+    /// Why the engine of some programs is unknown.
     unidentified: Vec<String>,
     /// Whether abilities were tried in a network namespace of their own.
     isolated: bool,
 }
 
-/// What to examine a kernel for, and what is known already.
+/// Parameters of an examination, and earlier findings.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Examination<'a> {
     /// Schedulers of IPVS to try.
@@ -65,28 +63,28 @@ pub struct Examination<'a> {
     pub findings: Option<&'a Findings>,
     /// Whether further attempts may follow.
     pub attempt: Attempt,
-    /// What of the kernel is examined.
+    /// The part of the kernel that is examined.
     pub scope: Scope,
 }
 
 /// An attempt to find out what a kernel can do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Attempt {
-    /// Another attempt may follow, in which what did not answer is asked again.
+    /// Another attempt may follow, which asks again what was not answered.
     #[default]
     Earlier,
-    /// Of two iptables programs the one that works is taken, although the other one
+    /// The last one: of two iptables programs the one that works is taken, even if the other one
     /// did not answer.
     Last,
 }
 
-/// What of a kernel is examined.
+/// The part of a kernel that is examined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scope {
     /// Everything that any mode uses.
     #[default]
     Everything,
-    /// What can be tried without a program: all that nftables mode uses.
+    /// All that can be tried without starting a program: enough for nftables mode.
     WithoutPrograms,
 }
 
@@ -100,8 +98,8 @@ pub const IP_SETS: [&str; 5] = [
 ];
 
 impl Kernel {
-    /// Tries everything, and these schedulers of IPVS. Takes some tenths of a
-    /// second, in a thread of its own; the caller's thread waits.
+    /// Tries everything, and these schedulers of IPVS. Takes some tenths of a second, in a separate
+    /// thread; the caller's thread waits.
     pub fn examine(schedulers: &[String]) -> Kernel {
         Kernel::examine_as(&Examination {
             schedulers,
@@ -109,7 +107,7 @@ impl Kernel {
         })
     }
 
-    /// Does the same as [`Kernel::examine`], with what is known already.
+    /// Does the same as [`Kernel::examine`], with these parameters and earlier findings.
     pub fn examine_as(examination: &Examination<'_>) -> Kernel {
         let mut kernel = Kernel::default();
         kernel.record(Ability::NetAdmin, tries::net_admin());
@@ -117,7 +115,7 @@ impl Kernel {
         // A process that can make a namespace needs no findings of another.
         let isolated = !matches!(place, Err(NoScratch::Impossible(_)));
         let findings = examination.findings.filter(|_| !isolated);
-        // It runs in a thread of its own, because it has a runtime of its own.
+        // It runs in a separate thread, because it has a runtime of its own.
         let rules = thread::scope(|scope| {
             let work = || match examination.scope {
                 Scope::Everything => tries::xtables(findings, examination.attempt),
@@ -127,10 +125,9 @@ impl Kernel {
             let objects = || tries::objects(examination, findings);
             let tried = match place.and_then(|()| in_scratch(objects)) {
                 Ok(tried) => tried,
-                // Without CAP_SYS_ADMIN, as in a container that has
-                // CAP_NET_ADMIN alone, things are tried in the current
-                // namespace, under names of Tripod's own, and removed at once.
-                // Without CAP_NET_ADMIN each try is refused.
+                // Without CAP_SYS_ADMIN, as in a container that has CAP_NET_ADMIN alone, abilities
+                // are tried in the current namespace, with objects under Tripod's own names that
+                // are removed at once. Without CAP_NET_ADMIN each try is refused.
                 Err(NoScratch::Impossible(_)) => objects(),
                 Err(NoScratch::ForNow(why)) => tries::nothing_known(examination.schedulers, &why),
             };
@@ -158,8 +155,8 @@ impl Kernel {
         self.tried.insert(ability, outcome.into());
     }
 
-    /// Returns why the ability is not to be used: it is missing, or it is
-    /// unknown whether it is there; `None`: it can be used.
+    /// Returns why the ability cannot be used: it is missing, or it is unknown whether it is there;
+    /// `None`: it can be used.
     pub fn why_unusable(&self, ability: &Ability) -> Option<&str> {
         match self.tried.get(ability) {
             Some(Answer::Works) => None,
@@ -177,8 +174,7 @@ impl Kernel {
         }
     }
 
-    /// Returns why it is not known of some programs of iptables to which engine of the kernel
-    /// they speak.
+    /// The reasons why the kernel engine of some iptables programs is unknown.
     pub fn unidentified(&self) -> &[String] {
         &self.unidentified
     }
@@ -188,8 +184,8 @@ impl Kernel {
         self.why_unusable(ability).is_none()
     }
 
-    /// Returns a kernel that can do everything, with these schedulers of IPVS,
-    /// for asking [what would be](Kernel::without) if it could not.
+    /// Returns a kernel that can do everything, with these schedulers of IPVS, to ask what [would
+    /// happen](Kernel::without) without some ability.
     pub fn with_everything(schedulers: &[String]) -> Kernel {
         let mut kernel = Kernel::default();
         let mut can = |ability| kernel.record(ability, Ok(()));
@@ -230,7 +226,7 @@ impl Kernel {
         kernel
     }
 
-    /// Returns the same kernel with programs that are simulated, which speak to `engine`.
+    /// Returns the same kernel with simulated programs, which use `engine`.
     #[cfg(test)]
     pub(crate) fn with_simulated_programs(mut self, engine: xtables::Engine) -> Kernel {
         let toolkit = |family| Toolkit {
@@ -244,8 +240,8 @@ impl Kernel {
         self
     }
 
-    /// Returns the same kernel with the programs of iptables that have this engine, where
-    /// there are such.
+    /// Returns the same kernel with the iptables programs that use this engine, where there are
+    /// such.
     #[cfg(test)]
     pub(crate) async fn with_programs(mut self, engine: xtables::Engine) -> Kernel {
         for family in Family::ALL {
@@ -267,7 +263,7 @@ impl Kernel {
         self
     }
 
-    /// Returns the same kernel, of which it is not known whether it has the ability.
+    /// Returns the same kernel, but with the ability unknown.
     #[cfg(test)]
     pub(crate) fn with_unknown(mut self, ability: &Ability) -> Kernel {
         let why = "Cannot allocate memory".to_owned();
@@ -275,14 +271,14 @@ impl Kernel {
         self
     }
 
-    /// Returns what iptables' rules of that family may use.
+    /// The matches and targets that iptables rules of that family may use.
     pub fn features(&self, family: Family) -> Features {
         let all = Extension::ALL.into_iter();
         all.filter(|extension| self.can(&Ability::Extension(family, *extension)))
             .collect()
     }
 
-    /// Returns iptables or ip6tables, and what its rules may use.
+    /// Returns iptables or ip6tables, with the matches and targets that its rules may use.
     ///
     /// # Errors
     /// When there is none that works.
@@ -306,15 +302,14 @@ impl Kernel {
         })
     }
 
-    /// Returns what writes rules that mark packets for Tripod's own sockets.
+    /// Returns the program for rules that mark packets for Tripod's own sockets.
     ///
     /// # Errors
     /// When there is none; the error says why.
     pub fn marker(&self, family: Family) -> Result<Writer, String> {
         for extension in [Extension::Socket, Extension::Mark] {
             let ability = Ability::Extension(family, extension);
-            // Without a nat table only the first was tried, with the other in
-            // the same rule.
+            // Without a nat table only the first was tried, in a rule with both.
             let tried = extension == Extension::Socket || self.toolkits.get(family).is_some();
             if let Some(why) = self.why_unusable(&ability).filter(|_| tried) {
                 let remedy = ability.remedy();
@@ -331,7 +326,7 @@ impl Kernel {
         found.cloned().ok_or_else(|| "it was not tried".to_owned())
     }
 
-    /// Records what rules of `family` may use, or why there are no rules.
+    /// Records the features for rules of `family`, or why there can be no rules.
     fn set_features(&mut self, family: Family, found: Result<Probed, Unable>) {
         for extension in Extension::ALL {
             let outcome = match found.clone() {

@@ -1,8 +1,8 @@
-//! What nf_tables may be able to do.
+//! The features of nf_tables that may be missing.
 
 use enumset::EnumSetType;
 
-/// Something that rules of nf_tables use.
+/// A feature of nf_tables that rules use.
 #[derive(Debug, EnumSetType, Hash, PartialOrd, Ord)]
 pub enum NftPart {
     /// Tables of the family, with maps of concatenations.
@@ -15,22 +15,22 @@ pub enum NftPart {
     Masquerade,
     /// Sets whose elements are concatenations with ranges.
     Ranges,
-    /// Numbers at random, or one after the other.
+    /// Random or consecutive numbers.
     Numgen,
     /// Hashes of packets.
     Hash,
-    /// The kind of an address by the routes, such as `local`.
+    /// The type of an address according to the routes, such as `local`.
     Fib,
-    /// Refusing packets with an answer.
+    /// Rejecting packets with an answer.
     Reject,
-    /// Maps that rules change, with timeouts.
+    /// Maps that rules update, with timeouts.
     DynamicMaps,
     /// Sets whose elements count packets and bytes.
     Counters,
 }
 
 impl NftPart {
-    /// All of them. What comes later is tried only where the first is there.
+    /// All of them. The others are tried only where the first is there.
     pub const ALL: [NftPart; 11] = [
         NftPart::Tables,
         NftPart::Ct,
@@ -62,8 +62,7 @@ impl NftPart {
         }
     }
 
-    /// Returns what it is called, the module and the kernel option
-    /// (`net/netfilter/Kconfig`).
+    /// Its description, the module and the kernel option (`net/netfilter/Kconfig`).
     pub(super) fn facts(self) -> (&'static str, &'static str) {
         match self {
             NftPart::Tables => (

@@ -1,7 +1,6 @@
-//! What nf_tables can do: each part is tried in a rule of a table of ours, which is
-//! removed at once. Packets do not reach these rules, or are let through. The kernel
-//! takes milliseconds for each transaction, so all parts are tried in one; only where
-//! that is refused each is tried by itself.
+//! Features of nf_tables. Each is tried in a rule of a temporary table. Packets do not reach these
+//! rules, or are let through. The kernel takes milliseconds for each transaction, so all features
+//! are tried in one; only if that is refused, each is tried by itself.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,13 +12,13 @@ use nftables::{
 
 use super::{Ability, Findings, Kernel, NftPart, Unable, tried::Tried};
 
-/// The table that is made and taken away again.
+/// The temporary table.
 pub(super) const TABLE: &str = "tripod-probe";
 
-/// A mark that no packet has: what follows is not reached.
+/// A mark that no packet has, so that the rest of the rule is not reached.
 const UNUSED_MARK: u32 = 0x5472_6970;
 
-/// Tries each part in both families.
+/// Tries each feature in both families.
 pub(super) fn parts(kernel: &mut Kernel, findings: Option<&Findings>) {
     for family in Family::ALL {
         let has_all = findings.is_none() && attempt(family, &NftPart::ALL).is_ok();
@@ -44,7 +43,7 @@ pub(super) fn parts(kernel: &mut Kernel, findings: Option<&Findings>) {
 
 fn attempt(family: Family, parts: &[NftPart]) -> Tried {
     let mut rules = Rules::open()?;
-    // One that was left by a process that was killed would be in the way.
+    // A table left by a killed process would be in the way.
     rules.delete_table(family, TABLE)?;
     let outcome = rules.run(&transaction(family, parts), None);
     outcome.map_err(Failure::first)?;
@@ -61,7 +60,7 @@ fn transaction(family: Family, parts: &[NftPart]) -> Transaction {
     transaction
 }
 
-/// Adds a chain of the part's own with a rule that uses it.
+/// Adds a chain for the feature, with a rule that uses it.
 fn add(transaction: &mut Transaction, family: Family, part: NftPart) {
     let (kind, hook) = match part {
         NftPart::Nat => (ChainType::Nat, Hook::Prerouting),
@@ -79,7 +78,7 @@ fn add(transaction: &mut Transaction, family: Family, part: NftPart) {
     transaction.add_rule(part.word(), Rule::new([unmatched, statement]));
 }
 
-/// Returns a statement that uses the part, and the set that it uses, if any.
+/// Returns a statement that uses the feature, and its set, if any.
 fn used(family: Family, part: NftPart) -> (Option<Arc<Set>>, Statement) {
     let address = DataType::address(family);
     let number = |number: u32| Test::Is(number.to_ne_bytes().to_vec());
@@ -157,7 +156,7 @@ fn used(family: Family, part: NftPart) -> (Option<Arc<Set>>, Statement) {
     }
 }
 
-/// A map that rules write.
+/// A map that rules update.
 fn dynamic_map(part: NftPart, key: Vec<Field>, data: Data) -> Arc<Set> {
     Arc::new(Set {
         dynamic: true,
@@ -203,7 +202,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_had_is_missing() {
-        // A rule of a chain that the kernel does not have.
+        // A rule in a chain that the kernel does not have.
         in_namespace(|| {
             let mut transaction = transaction(Family::V4, &[NftPart::Ct]);
             transaction.add_rule("nowhere", Rule::default());

@@ -1,4 +1,4 @@
-//! Probes of what sockets can do here.
+//! Tries what sockets can do here.
 
 use std::{
     io::Write,
@@ -22,7 +22,7 @@ fn domain(family: Family) -> Domain {
     }
 }
 
-/// Returns a socket of that family, bound to its loopback address.
+/// Tries to bind a socket of that family to its loopback address.
 pub(super) fn sockets(family: Family) -> Tried {
     let address = match family {
         Family::V4 => SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
@@ -31,7 +31,7 @@ pub(super) fn sockets(family: Family) -> Tried {
     Ok(TcpListener::bind(address).map(drop)?)
 }
 
-/// Returns a socket bound to an address that no host has (RFC 5737, RFC 3849).
+/// Tries to bind a socket to an address that no host has (RFC 5737, RFC 3849).
 pub(super) fn transparent(family: Family) -> Tried {
     let attempt = || {
         let socket = Socket::new(domain(family), Type::STREAM, Some(Protocol::TCP))?;
@@ -50,7 +50,7 @@ pub(super) fn transparent(family: Family) -> Tried {
     Ok(attempt()?)
 }
 
-/// Tries two sockets on one address.
+/// Tries to bind two sockets to one address.
 pub(super) fn reuse_port() -> Tried {
     let attempt = || {
         let first = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
@@ -63,8 +63,7 @@ pub(super) fn reuse_port() -> Tried {
     Ok(attempt()?)
 }
 
-/// Returns whether splice(2) moves bytes from a socket into a pipe without a
-/// copy.
+/// Tries whether splice(2) moves bytes from a socket into a pipe without a copy.
 pub(super) fn splicing() -> Tried {
     let attempt = || {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;

@@ -5,8 +5,7 @@ use super::{Ability, Findings, Unable};
 /// The outcome of one try: `Ok` if it works.
 pub(super) type Tried = Result<(), Unable>;
 
-/// Returns the answer of `findings` for `ability`, else the outcome of trying
-/// it.
+/// The stored answer in `findings` for `ability`, else the outcome of trying it.
 pub(super) fn found_or(
     findings: Option<&Findings>,
     ability: &Ability,

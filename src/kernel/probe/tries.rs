@@ -23,9 +23,8 @@ use crate::kernel::io_uring::Ring;
 /// A routing table that no other program is likely to use.
 const TABLE: u32 = 0x5472_6970;
 
-/// Tries whether this network namespace can be changed: a removal of what is
-/// not there is refused for lack of privilege before the kernel searches for it
-/// (`rtnetlink_rcv_msg`).
+/// Tries whether this network namespace can be changed: without the privilege, the removal of a
+/// missing object is refused before the kernel searches for it (`rtnetlink_rcv_msg`).
 pub(super) fn net_admin() -> Tried {
     let mut socket = Socket::open(Protocol::Route)?;
     // RTM_DELLINK of an index that no link has.
@@ -42,7 +41,7 @@ pub(super) fn net_admin() -> Tried {
     }
 }
 
-/// Tries to make a ring, as those of the data path, and to use it.
+/// Tries to make and use a ring like those of the data path.
 fn io_uring() -> Tried {
     let mut ring = Ring::new()?;
     Ok(ring.enable()?)
@@ -53,8 +52,8 @@ pub(super) fn setting(setting: Setting) -> Tried {
     Ok(sysctl::settable(setting.name(), "1")?)
 }
 
-/// Returns everything that is tried with objects in a network namespace, except for
-/// what is among the `findings`.
+/// Tries everything that takes objects in a network namespace, except for abilities that are among
+/// the `findings`.
 pub(super) fn objects(examination: &Examination<'_>, findings: Option<&Findings>) -> Kernel {
     let mut kernel = Kernel::default();
     for family in Family::ALL {
@@ -81,7 +80,7 @@ pub(super) fn objects(examination: &Examination<'_>, findings: Option<&Findings>
     kernel
 }
 
-/// Returns what [`objects`] would try, where nothing could be tried for now.
+/// Returns the abilities that [`objects`] would try, as unknown because of `why`.
 pub(super) fn nothing_known(schedulers: &[String], why: &str) -> Kernel {
     let all = Kernel::with_everything(schedulers).tried.into_keys();
     let mut kernel = Kernel::default();
@@ -98,7 +97,7 @@ pub(super) fn test_address(family: Family) -> IpAddr {
     }
 }
 
-/// Returns the route that the try adds.
+/// The route that the try adds.
 pub(super) fn test_route(family: Family) -> Result<Route, Error> {
     Ok(Route {
         table: TABLE,
@@ -136,7 +135,7 @@ fn conntrack() -> Tried {
     Ok(())
 }
 
-/// Returns what is known of iptables where nothing could be tried for now.
+/// Returns the abilities of iptables, as unknown because of `why`.
 pub(super) fn no_rules_known(why: &str) -> Kernel {
     let mut kernel = Kernel::default();
     for family in Family::ALL {
@@ -147,9 +146,9 @@ pub(super) fn no_rules_known(why: &str) -> Kernel {
     kernel
 }
 
-/// Returns which programs work here and what rules may use, per family. It matters
-/// which programs the node chose, so this is read in its own namespace; the rest is
-/// tried in a scratch one by `features::probe`, or is among the `findings`.
+/// Finds out which programs work here and which matches and targets rules may use, per family. The
+/// choice of programs belongs to the node, so it is read in the current namespace;
+/// `features::probe` tries the rest in a scratch one, unless it is among the `findings`.
 pub(super) fn xtables(findings: Option<&Findings>, attempt: Attempt) -> Kernel {
     let mut kernel = Kernel::default();
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -209,7 +208,7 @@ pub(super) fn xtables(findings: Option<&Findings>, attempt: Attempt) -> Kernel {
 enum Found {
     /// Table nat works.
     Toolkit(Toolkit, features::Probed),
-    /// Table mangle works with the match for sockets; and why nat does not.
+    /// Table mangle works with the match for sockets; holds the reason why nat does not.
     Marker(Writer, Unable),
     /// Nothing works, for this reason.
     Nothing(Unable),
@@ -234,7 +233,7 @@ async fn usable(search: &Search<'_>) -> Found {
             Err(_) => {}
         }
     }
-    // Where nat is known to be missing and all else is unknown, only this is
-    // tried again.
+    // If nat is known to be missing and all else is unknown, the next attempt tries only this
+    // again.
     Found::Nothing(unknown.unwrap_or(why))
 }

@@ -1,5 +1,5 @@
-//! Which sockets wait for clients in this network namespace, of any process, as
-//! `/proc/net/tcp` and its like list them (`proc_pid_net(5)`). It takes no privileges.
+//! The sockets of any process that wait for clients in this network namespace, as listed by
+//! `/proc/net/tcp` and the like (`proc_pid_net(5)`). Reading them takes no privileges.
 
 use std::{
     fs::File,
@@ -10,7 +10,7 @@ use std::{
 use net::Protocol;
 
 /// The tables, with the state of a socket that waits for clients: TCP_LISTEN, and for UDP
-/// TCP_CLOSE, which is one that is connected to no peer (include/net/tcp_states.h).
+/// TCP_CLOSE, the state of an unconnected socket (include/net/tcp_states.h).
 const TABLES: [(Protocol, &str, &str); 4] = [
     (Protocol::Tcp, "/proc/self/net/tcp", "0A"),
     (Protocol::Tcp, "/proc/self/net/tcp6", "0A"),
@@ -18,12 +18,12 @@ const TABLES: [(Protocol, &str, &str); 4] = [
     (Protocol::Udp, "/proc/self/net/udp6", "07"),
 ];
 
-/// What a socket is bound to. Several sockets may share it, one per worker.
+/// The protocol and address of a bound socket. Several sockets may share it, one per worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BoundAddress {
     /// Protocol of the socket.
     pub protocol: Protocol,
-    /// Its own address and port.
+    /// Local address and port.
     pub address: SocketAddr,
 }
 
@@ -32,14 +32,14 @@ pub struct BoundAddress {
 pub struct BoundSocket {
     /// The user who made it.
     pub uid: u32,
-    /// The number that its descriptors have in `fstat(2)`.
+    /// Its inode number, as `fstat(2)` of its descriptors reports it.
     pub inode: u64,
 }
 
 /// Calls `each` with the address of every such socket.
 ///
 /// # Errors
-/// Those of reading the tables. That of a family that the kernel lacks is left out.
+/// Those of reading the tables. The table of a family that the kernel lacks is left out.
 pub fn each_bound(mut each: impl FnMut(BoundAddress, BoundSocket)) -> io::Result<()> {
     for (protocol, path, state) in TABLES {
         let file = match File::open(path) {
@@ -47,7 +47,7 @@ pub fn each_bound(mut each: impl FnMut(BoundAddress, BoundSocket)) -> io::Result
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(error),
         };
-        // After a heading.
+        // The first line is a heading.
         for line in BufReader::new(file).lines().skip(1) {
             match parse(&line?, state) {
                 Some((address, socket)) => each(BoundAddress { protocol, address }, socket),
@@ -62,8 +62,8 @@ pub fn each_bound(mut each: impl FnMut(BoundAddress, BoundSocket)) -> io::Result
     Ok(())
 }
 
-/// Returns address and socket of a line with that state, as `get_tcp4_sock` writes it
-/// (net/ipv4/tcp_ipv4.c): numbers alone, into which no program can write anything else.
+/// Parses address and socket from a line with that state, as `get_tcp4_sock` writes it
+/// (net/ipv4/tcp_ipv4.c): only numbers, which no program can forge.
 fn parse(line: &str, state: &str) -> Option<(SocketAddr, BoundSocket)> {
     let mut fields = line.split_ascii_whitespace().skip(1);
     let local = fields.next()?;
@@ -74,7 +74,7 @@ fn parse(line: &str, state: &str) -> Option<(SocketAddr, BoundSocket)> {
     let inode = fields.nth(1)?.parse().ok()?;
     let (ip, port) = local.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
-    // Words of four bytes, each of them a number of this machine's byte order.
+    // Words of four bytes, each printed as a number in this machine's byte order.
     let word = |at: usize| {
         let word = ip.get(8 * at..8 * at + 8)?;
         Some(u32::from_str_radix(word, 16).ok()?.to_ne_bytes())

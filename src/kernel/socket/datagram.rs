@@ -1,6 +1,6 @@
-//! Datagrams that know which of the node's addresses they came to, so that
-//! the answer leaves from the same one: a redirected or node-port client
-//! would not recognise it otherwise (IP_PKTINFO, `ip(7)`; RFC 3542 section 6).
+//! Datagrams with the local address that they were sent to, so that the answer leaves from the same
+//! one: a redirected or node-port client would not recognise it otherwise (IP_PKTINFO, `ip(7)`; RFC
+//! 3542 section 6).
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -17,7 +17,7 @@ use nix::{
 };
 use tokio::net::UdpSocket;
 
-/// Who sent a datagram, to which of our addresses, and how long it is.
+/// Sender, destination and length of a datagram.
 #[derive(Clone, Copy, Debug)]
 pub struct Received {
     /// Length of the datagram, in bytes.
@@ -81,9 +81,9 @@ fn socket_address(address: &SockaddrStorage) -> Option<SocketAddr> {
     })
 }
 
-/// Sends one datagram to the address that `socket` is connected to, without
-/// waiting. Asks the kernel even when tokio has not seen the socket writable
-/// yet, as it has not just after the socket was made.
+/// Sends one datagram to the address that `socket` is connected to, without waiting. Asks the
+/// kernel even if tokio has not seen the socket writable yet, as is the case just after the socket
+/// was made.
 ///
 /// # Errors
 /// Those of send(2); `WouldBlock` when the socket's buffer is full.
@@ -122,7 +122,7 @@ pub fn send_from(
                 ipi6_addr: libc::in6_addr {
                     s6_addr: from.octets(),
                 },
-                // Link-local clients are reached over the link they came by.
+                // Link-local clients are reached over the link from which they called.
                 ipi6_ifindex: to.scope_id(),
             };
             let control = [ControlMessage::Ipv6PacketInfo(&info)];
@@ -156,7 +156,7 @@ mod tests {
             assert_eq!(got.to, called);
             assert_eq!(got.from, client.local_addr().unwrap());
 
-            // A connected socket takes answers from the address it called only.
+            // A connected socket accepts answers only from the address that it called.
             send_from(&ours, b"answer", got.to, got.from).unwrap();
             let n = client.recv(&mut buffer).unwrap();
             assert_eq!(&buffer[..n], b"answer");

@@ -1,6 +1,6 @@
-//! Classic BPF filters on TCP listeners: a caller that is not allowed gets no answer,
-//! as its packets are dropped before the kernel answers its SYN (`sk_filter` in
-//! `tcp_v4_rcv`, net/ipv4/tcp_ipv4.c).
+//! Classic BPF filters on TCP listeners: a caller that is not allowed gets no answer, because its
+//! packets are dropped before the kernel answers its SYN (`sk_filter` in `tcp_v4_rcv`,
+//! net/ipv4/tcp_ipv4.c).
 
 use std::{io, net::IpAddr, os::fd::AsFd};
 
@@ -12,7 +12,7 @@ use socket2::{SockFilter, SockRef};
 /// linux/filter.h: offsets from here are those of the network header.
 const HEADER: u32 = libc::SKF_NET_OFF.cast_unsigned();
 
-/// linux/bpf_common.h: the most instructions of a filter.
+/// linux/bpf_common.h: maximum number of instructions of a filter.
 const MOST: usize = 4096;
 
 const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
@@ -23,11 +23,11 @@ const TO_X: u32 = libc::BPF_MISC | libc::BPF_TAX;
 const JUMP: u32 = libc::BPF_JMP | libc::BPF_JA;
 const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
 
-/// One instruction: code, where to go if it holds, if not, and its operand.
+/// One instruction: code, jump offsets if the condition holds and if not, and operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Instruction(u32, u8, u8, u32);
 
-/// Which callers a listener lets in; empty: everyone.
+/// The callers that a listener admits; empty: everyone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter(Vec<Instruction>);
 
@@ -41,7 +41,7 @@ pub enum Test {
 }
 
 impl Filter {
-    /// Returns a filter that lets in a caller who passes a test of each of the `sections`.
+    /// Builds a filter that admits a caller who passes a test of each of the `sections`.
     pub fn new(family: Family, sections: &[Vec<Test>]) -> Filter {
         let mut program = Vec::new();
         for tests in sections {
@@ -65,18 +65,18 @@ impl Filter {
         Filter(program)
     }
 
-    /// Returns a filter that lets in no one.
+    /// Returns a filter that admits no one.
     pub fn deny_all() -> Filter {
         Filter(vec![Instruction(RETURN, 0, 0, 0)])
     }
 
-    /// Returns whether it lets in everyone.
+    /// Returns whether it admits everyone.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Puts the filter on a socket in place of the present one, without a gap. If it
-    /// cannot be attached, the socket has none, which lets in everyone.
+    /// Replaces the filter of a socket, without a gap. If the new one cannot be attached, the
+    /// socket has none, which admits everyone.
     ///
     /// # Errors
     /// When it is too long, or takes more memory than `net.core.optmem_max`.
@@ -102,7 +102,7 @@ impl Filter {
         let program: Vec<_> = program
             .map(|Instruction(code, yes, no, k)| SockFilter::new(*code as u16, *yes, *no, *k))
             .collect();
-        // The old one counts until the new one is in its place.
+        // The old filter applies until the new one has replaced it.
         socket.attach_filter(&program).or_else(|_| {
             detach()?;
             socket.attach_filter(&program)
@@ -110,8 +110,8 @@ impl Filter {
     }
 }
 
-/// Returns instructions that go on to what follows if `test` holds, and skip one more instruction
-/// if not.
+/// Returns instructions that fall through if `test` holds, and skip the instruction after them if
+/// not.
 fn instructions(family: Family, test: Test) -> Vec<Instruction> {
     // RFC 791 section 3.1, RFC 8200 section 3.
     let (source, destination, words) = match family {
@@ -170,8 +170,8 @@ mod tests {
     use super::*;
     use crate::kernel::socket::listening::{self, Bind};
 
-    /// Returns whether this user may filter packets; if not, which most kernels
-    /// allow and hardened ones do not, the test is skipped.
+    /// Returns whether this user may filter packets, as most kernels allow and hardened ones do
+    /// not; if not, the test is skipped.
     fn filters_can_be_attached() -> bool {
         let socket = listening::tcp(Bind::of_node("127.0.0.1:0".parse().unwrap())).unwrap();
         match Filter::new(Family::V4, &[within(&[])]).attach(&socket) {
@@ -188,7 +188,7 @@ mod tests {
         nets.map(Test::Within).collect()
     }
 
-    /// Returns whether a caller from loopback is answered by a listener with a filter.
+    /// Returns whether a listener with a filter answers a caller from loopback.
     fn answers(any: &str, sections: &[Vec<Test>]) -> bool {
         let address: SocketAddr = any.parse().unwrap();
         let family = Family::of(&address.ip());

@@ -12,17 +12,18 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use super::{set_keep_alive, set_unaltered};
 
-/// Connections that the kernel completes while we are busy; it cuts this to
+/// Number of connections that the kernel completes while we are busy; it limits this to
 /// `net.core.somaxconn`.
 const BACKLOG: i32 = 4096;
 
-/// Whose address a listener binds.
+/// The owner of the address that a listener binds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Owner {
     /// The node's, or the wildcard.
     Node,
-    /// The wildcard, with a port to which rules redirect. They let packets through only to sockets
-    /// with IP_TRANSPARENT, which no program has that lacks CAP_NET_ADMIN and CAP_NET_RAW.
+    /// The wildcard, with a port to which rules redirect. The rules let packets through only to
+    /// sockets with IP_TRANSPARENT, which a program without CAP_NET_ADMIN and CAP_NET_RAW cannot
+    /// set.
     Redirected,
     /// One that is not in the kernel's local table: binding it, and
     /// answering from it, takes IP_TRANSPARENT (`ip(7)`) or its IPv6 twin.
@@ -39,7 +40,7 @@ pub struct Bind {
 }
 
 impl Bind {
-    /// Returns the bind of the wildcard `address` to which rules redirect.
+    /// The wildcard `address` to which rules redirect.
     pub fn redirected(address: SocketAddr) -> Bind {
         Bind {
             address,
@@ -47,7 +48,7 @@ impl Bind {
         }
     }
 
-    /// Returns the bind of an address of the node, or of the wildcard.
+    /// An address of the node, or the wildcard.
     pub fn of_node(address: SocketAddr) -> Bind {
         Bind {
             address,
@@ -56,9 +57,9 @@ impl Bind {
     }
 }
 
-/// Returns a TCP socket that is bound, not yet listening. Several may share the
-/// address, one per worker (SO_REUSEPORT, `socket(7)`). Accepted connections inherit
-/// the options of [`set_unaltered`] and [`set_keep_alive`] from it.
+/// Opens a TCP socket that is bound, not yet listening. Several may share the address, one per
+/// worker (SO_REUSEPORT, `socket(7)`). Accepted connections inherit the options of
+/// [`set_unaltered`] and [`set_keep_alive`] from it.
 ///
 /// # Errors
 /// Those of socket(2), setsockopt(2) and bind(2).
@@ -71,7 +72,7 @@ pub fn tcp(bind: Bind) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Returns a bound TCP socket that is not to listen: the kernel refuses connections to its address,
+/// Opens a bound TCP socket that will not listen: the kernel refuses connections to its address,
 /// and no other user's program can bind its port. It has no SO_REUSEADDR: otherwise any program
 /// that has it could listen there, on the wildcard address as well (`inet_bind_conflict` in
 /// net/ipv4/inet_connection_sock.c). Sockets of [`tcp`] share the address (SO_REUSEPORT).
@@ -84,10 +85,10 @@ pub fn reserve_tcp(bind: Bind) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Returns a bound UDP socket that takes no datagram, and its address: connected to itself it gets
-/// only what it sends itself (`udp(7)`), the kernel refuses the rest, and no other user's program
-/// can bind its port. The socket is `None` where even loopback is down, which leaves the port to
-/// any program.
+/// Opens a bound UDP socket that receives no datagrams, and returns it with its address: connected
+/// to itself it receives only its own datagrams (`udp(7)`), the kernel refuses the rest, and no
+/// other user's program can bind its port. The socket is `None` where even loopback is down, which
+/// leaves the port to any program.
 ///
 /// # Errors
 /// Those of socket(2), setsockopt(2) and bind(2).
@@ -101,7 +102,7 @@ pub fn reserve_udp(bind: Bind) -> io::Result<(SocketAddr, Option<Socket>)> {
     Ok((bound, connected.ok().map(|()| socket)))
 }
 
-/// Lets connections come in on a bound socket.
+/// Starts to listen on a bound socket.
 ///
 /// # Errors
 /// Those of listen(2).
@@ -110,8 +111,8 @@ pub fn start(socket: Socket) -> io::Result<std::net::TcpListener> {
     Ok(socket.into())
 }
 
-/// Makes a bound socket that another process opened fit for this one: with the options
-/// that [`tcp`] and [`udp`] would have given it for `bind`, as far as they can differ.
+/// Prepares a bound socket that another process opened: sets the options that [`tcp`] and [`udp`]
+/// would have set for `bind`, as far as they can differ.
 ///
 /// # Errors
 /// Those of setsockopt(2).
@@ -122,12 +123,12 @@ pub fn adopt(socket: OwnedFd, bind: Bind) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// What identifies a bound socket.
+/// The identity of a bound socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// What it is called by: TCP for one that listens, UDP for one that is bound.
+    /// Its protocol: TCP if it listens, UDP if it is bound.
     pub protocol: Transport,
-    /// The address and port that it is bound to.
+    /// Local address and port.
     pub address: SocketAddr,
 }
 
@@ -146,21 +147,21 @@ pub fn identity(socket: &impl AsFd) -> Option<Identity> {
     (address.port() != 0).then_some(Identity { protocol, address })
 }
 
-/// What a UDP listener may store while its worker is busy, in bytes of the
-/// kernel's memory, which counts more than half a kilobyte for the smallest
-/// datagram. The default, 208 KiB (`net.core.rmem_default`), is full when some 270
-/// clients ask in the same moment; in the kernel's own paths none would be lost.
+/// Receive buffer of a UDP listener while its worker is busy, in bytes of the kernel's memory,
+/// which counts more than half a kilobyte for the smallest datagram. The default, 208 KiB
+/// (`net.core.rmem_default`), is full when some 270 clients ask at the same moment; in the kernel's
+/// own paths none would be lost.
 const RECEIVE_BUFFER: usize = 4 * 1024 * 1024;
 
-/// Returns a bound UDP socket that says which of the node's addresses a datagram
-/// came to (IP_PKTINFO).
+/// Opens a bound UDP socket that reports to which of the node's addresses a datagram was sent
+/// (IP_PKTINFO).
 ///
 /// # Errors
 /// Those of socket(2), setsockopt(2) and bind(2).
 pub fn udp(bind: Bind) -> io::Result<std::net::UdpSocket> {
     let socket = open(bind, Type::DGRAM, Protocol::UDP)?;
-    // Beyond `net.core.rmem_max` with CAP_NET_ADMIN only, which rootless mode lacks
-    // (`socket(7)`); the buffer then is as large as may be.
+    // Beyond `net.core.rmem_max` only with CAP_NET_ADMIN, which rootless mode lacks (`socket(7)`);
+    // the buffer is then as large as allowed.
     if setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER).is_err() {
         socket.set_recv_buffer_size(RECEIVE_BUFFER)?;
     }
@@ -196,7 +197,7 @@ fn transparent(socket: &Socket, bind: Bind) -> io::Result<()> {
     match bind.owner {
         Owner::Node => Ok(()),
         Owner::Other => set(),
-        // Where it is not allowed, the rules do not ask for it.
+        // Where it is not allowed, the rules do not require it.
         Owner::Redirected => set().or(Ok(())),
     }
 }

@@ -1,13 +1,12 @@
-//! Local ports of UDP flows to many peers. There are some 28,000 for everything that
-//! runs on the node (`net.ipv4.ip_local_port_range`), and connect(2) takes a whole
-//! one for each UDP socket. But answers find their socket by both ends, so flows
-//! to different peers can share a port (`udp(7)`, SO_REUSEADDR).
+//! Local ports of UDP flows to many peers. There are some 28,000 for everything that runs on the
+//! node (`net.ipv4.ip_local_port_range`), and connect(2) takes a whole one for each UDP socket. But
+//! a socket is found by both ends of a flow, so flows to different peers can share a port
+//! (`udp(7)`, SO_REUSEADDR).
 //!
-//! Verified on Linux 6.18: of several sockets that are bound to one port, a
-//! connected one gets what comes from its peer, answers and refusals alike, and no
-//! other does; a port that is bound without SO_REUSEADDR at first is ours alone,
-//! and stays so to programs that do not set the option themselves; the kernel
-//! never picks a port for them that one of ours has.
+//! Verified on Linux 6.18: of several sockets that are bound to one port, only the one that is
+//! connected to a peer gets that peer's packets, answers and refusals alike; a port that was first
+//! bound without SO_REUSEADDR belongs to us alone, and other programs cannot bind it unless they
+//! set the option themselves; the kernel never picks one of our ports for them.
 
 use std::{
     collections::BTreeMap,
@@ -29,46 +28,46 @@ use tokio::time::Instant;
 /// The kernel's default, where the setting cannot be read.
 const USUAL_RANGE: usize = 28_232;
 
-/// How long no port is asked for after the kernel had none: its search takes long when
-/// almost all are in use.
+/// How long no new port is requested after the kernel had none: its search takes long when almost
+/// all are in use.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
 /// The local ports of UDP flows, of both families.
 #[derive(Debug)]
 pub struct LocalPorts {
-    /// Ports that flows may have, of each family; the rest is for others.
+    /// Maximum number of ports of each family for flows; the rest is for others.
     most: usize,
     tables: PerFamily<Mutex<Table>>,
 }
 
 #[derive(Debug, Default)]
 struct Table {
-    /// Flows of each port that is ours.
+    /// Number of flows on each of our ports.
     ours: BTreeMap<u16, u32>,
     /// The ports of flows to each peer.
     remotes: HashMap<SocketAddr, HashSet<u16>>,
-    /// Where the search begins for the next one to share: what was used last is used again
-    /// last, so that a late answer seldom meets another client's flow.
+    /// Where the search for the next port to share begins: ports are reused in the order of their
+    /// last use, so that a late answer seldom meets another client's flow.
     next: u16,
     /// When the kernel had no port left.
     refused: Option<Instant>,
 }
 
-/// Where the port of a flow comes from.
+/// The origin of a flow's port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
-    /// One that is ours, and that no flow to the same peer has.
+    /// A port of ours that no flow to the same peer uses.
     Shared(u16),
-    /// Any that is free.
+    /// Any free port.
     Kernel,
 }
 
-/// Why there is no socket.
+/// Why a socket could not be opened.
 #[derive(Debug)]
 pub enum Failure {
-    /// No local port is left for it.
+    /// No local port is left.
     NoPort,
-    /// The peer cannot be reached, or something else is wrong.
+    /// The peer cannot be reached, or another error.
     Other(io::Error),
 }
 
@@ -78,7 +77,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// The local port of one flow. To be dropped after its socket.
+/// The local port of one flow. Must be dropped after its socket.
 #[derive(Debug)]
 pub struct PortLease {
     all: Arc<LocalPorts>,
@@ -92,19 +91,19 @@ impl Drop for PortLease {
     }
 }
 
-/// Returns how many ports this network namespace has for programs that ask for none.
+/// Number of ports that this network namespace has for programs that ask for no particular one.
 pub fn number() -> usize {
     let range = sysctl::read("net.ipv4.ip_local_port_range").ok();
     range.as_deref().and_then(size).unwrap_or(USUAL_RANGE)
 }
 
 impl LocalPorts {
-    /// Returns half of the ports that this network namespace has.
+    /// Uses up to half of the ports of this network namespace.
     pub fn of_this_node() -> Arc<Self> {
         LocalPorts::with_most(number() / 2)
     }
 
-    /// Returns up to `most` ports.
+    /// Uses up to `most` ports.
     pub fn with_most(most: usize) -> Arc<Self> {
         Arc::new(LocalPorts {
             most: most.max(1),
@@ -112,12 +111,12 @@ impl LocalPorts {
         })
     }
 
-    /// Returns how many flows one peer can have at once.
+    /// Maximum number of simultaneous flows to one peer.
     pub fn most(&self) -> usize {
         self.most
     }
 
-    /// Returns a socket that is connected to `remote`.
+    /// Opens a socket that is connected to `remote`.
     ///
     /// # Errors
     /// When no local port is left, or the peer cannot be reached.
@@ -146,7 +145,7 @@ impl LocalPorts {
     }
 
     /// Takes over `socket` of another process that is connected to `remote`. Returns its port;
-    /// `None`: it is no such socket, or a flow to `remote` has that port already.
+    /// `None`: it is not such a socket, or a flow to `remote` has that port already.
     pub fn adopt(self: &Arc<Self>, socket: &Socket, remote: SocketAddr) -> Option<PortLease> {
         let is_connected =
             socket.r#type().ok()? == Type::DGRAM && socket.peer_addr().ok()?.as_socket()? == remote;
@@ -164,7 +163,7 @@ impl LocalPorts {
         })
     }
 
-    /// Binds `socket` to a local port, which it answers with.
+    /// Binds `socket` to a local port, and returns that.
     fn bind(&self, socket: &Socket, remote: SocketAddr) -> Result<u16, Failure> {
         let mut table = self.table(&remote);
         let mut source = table.source(remote, self.most);
@@ -190,7 +189,7 @@ impl LocalPorts {
                 table.take(port, remote);
                 Ok(port)
             }
-            // Its last flow has just ended, and another program took it.
+            // Its last flow has just ended, and another program took the port.
             Err(e) if is_exhaustion(&e) => Err(Failure::NoPort),
             Err(e) => Err(Failure::Other(e)),
         }
@@ -202,8 +201,8 @@ impl LocalPorts {
 }
 
 impl Table {
-    /// Returns where the port of a new flow to `remote` comes from, if from anywhere.
-    /// While few are in use each flow has a port of its own.
+    /// Chooses the origin of the port for a new flow to `remote`; `None`: no port is left. While
+    /// few are in use, each flow has a port of its own.
     fn source(&self, remote: SocketAddr, most: usize) -> Option<Source> {
         let kernel_has = self.refused.is_none_or(|at| at.elapsed() >= ASK_AGAIN);
         let kernel = || (kernel_has && self.ours.len() < most).then_some(Source::Kernel);
@@ -247,7 +246,7 @@ impl Table {
     }
 }
 
-/// Binds to a port that the kernel picks, and lets others of ours share it.
+/// Binds to a port that the kernel picks, and allows our other sockets to share it.
 fn bind_new(socket: &Socket, remote: SocketAddr) -> io::Result<u16> {
     socket.bind(&wildcard(remote, 0).into())?;
     socket.set_reuse_address(true)?;
@@ -255,7 +254,7 @@ fn bind_new(socket: &Socket, remote: SocketAddr) -> io::Result<u16> {
     Ok(local.ok_or(io::ErrorKind::AddrNotAvailable)?.port())
 }
 
-/// Discards what came before the socket was connected: it was for others.
+/// Discards datagrams from before the socket was connected: they were for others.
 fn drain(socket: &Socket) {
     let mut buffer = [0];
     while recv(socket.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT).is_ok() {}
@@ -268,8 +267,7 @@ fn wildcard(remote: SocketAddr, port: u16) -> SocketAddr {
     }
 }
 
-/// Returns whether `error` is what bind(2) and connect(2) return when no port is
-/// left.
+/// Returns whether `error` is that of bind(2) or connect(2) when no port is left.
 fn is_exhaustion(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -277,7 +275,7 @@ fn is_exhaustion(error: &io::Error) -> bool {
     )
 }
 
-/// Returns how many ports a range has, `first last` as the kernel writes it.
+/// Number of ports in a range, which the kernel writes as `first last`.
 fn size(range: &str) -> Option<usize> {
     let mut ends = range.split_whitespace().map(|end| end.parse().ok());
     let (first, last): (usize, usize) = (ends.next()??, ends.next()??);
@@ -321,7 +319,7 @@ mod tests {
             }
             let used: HashSet<u16> = flows.iter().map(|((s, _), _)| port(s)).collect();
             assert!(used.len() <= 4, "{used:?}");
-            // No other program gets one of them, and there are others.
+            // Other programs get none of these ports, but still find free ones.
             let own = UdpSocket::bind(any).unwrap();
             assert!(!used.contains(&own.local_addr().unwrap().port()));
             let taken = SocketAddr::new(own.local_addr().unwrap().ip(), port(&flows[0].0.0));
@@ -340,7 +338,7 @@ mod tests {
             for (n, ((socket, _), _)) in flows.into_iter().enumerate() {
                 let socket = UdpSocket::from(socket);
                 let mut answer = [0; 2];
-                // What loopback delivers is there at once.
+                // Loopback delivers at once.
                 assert_eq!(socket.recv(&mut answer).unwrap(), 1);
                 assert_eq!(usize::from(answer[0]), n);
                 let more = socket.recv(&mut answer).unwrap_err();

@@ -1,4 +1,4 @@
-//! Sockets, in what neither the standard library nor tokio has: how they are opened,
+//! Functions of sockets that neither the standard library nor tokio offers: how they are opened,
 //! share an address or a port, are filtered, watched, read and written.
 
 pub mod bound;

@@ -1,4 +1,4 @@
-//! Options of TCP connections that are passed on.
+//! Options of relayed TCP connections.
 
 use std::{io, time::Duration};
 
@@ -11,9 +11,9 @@ const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 /// Probes without an answer: a peer that vanished is noticed within two minutes.
 const KEEP_ALIVE_PROBES: u32 = 4;
 
-/// Sets TCP_NODELAY: what a client or backend sends is passed on at once. And
-/// SO_OOBINLINE: a byte that was sent as urgent stays in its place among the others
-/// (RFC 6093 section 5); without it the kernel takes it out of the stream (`tcp(7)`).
+/// Sets TCP_NODELAY, so that bytes of a client or backend are forwarded at once, and SO_OOBINLINE,
+/// so that a byte that was sent as urgent keeps its place among the others (RFC 6093 section 5);
+/// otherwise the kernel would take it out of the stream (`tcp(7)`).
 ///
 /// # Errors
 /// Those of setsockopt(2).
@@ -22,7 +22,7 @@ pub fn set_unaltered(socket: SockRef<'_>) -> io::Result<()> {
     socket.set_out_of_band_inline(true)
 }
 
-/// Sets keep-alive: a peer that vanished is noticed.
+/// Sets keep-alive, to notice a peer that vanished.
 ///
 /// # Errors
 /// Those of setsockopt(2).

@@ -1,4 +1,4 @@
-//! Which program has an address: for messages about one that is taken.
+//! The program that has an address, for messages about an address that is in use.
 
 use std::{
     fs, io,
@@ -27,7 +27,7 @@ impl Sockets {
         Ok(Sockets(all))
     }
 
-    /// Returns in words who keeps others from waiting for clients at an address; `None`: nobody.
+    /// Describes who keeps others from waiting for clients at an address; `None`: nobody.
     pub fn who_has(&self, wanted: BoundAddress) -> Option<String> {
         let mut conflicting = self.0.iter().filter(|(address, _)| {
             address.protocol == wanted.protocol && conflict(address.address, wanted.address)
@@ -44,7 +44,7 @@ fn conflict(one: SocketAddr, other: SocketAddr) -> bool {
     one.port() == other.port() && (same || is_any(one.ip()) || is_any(other.ip()))
 }
 
-/// Returns whose a socket is: the user, and the program as far as this process may see it.
+/// Describes the owner of a socket: the user, and the program as far as this process may see it.
 fn describe(proc: &Path, socket: BoundSocket) -> String {
     let BoundSocket { uid, inode } = socket;
     let link = PathBuf::from(format!("socket:[{inode}]"));
@@ -57,7 +57,8 @@ fn describe(proc: &Path, socket: BoundSocket) -> String {
             continue;
         }
         let Ok(descriptors) = fs::read_dir(path.join("fd")) else {
-            // Only with CAP_SYS_PTRACE may this process see what another user's one has open.
+            // Without CAP_SYS_PTRACE this process cannot see the open files of other users'
+            // processes.
             programs.push(name(&path));
             continue;
         };
@@ -74,7 +75,7 @@ fn describe(proc: &Path, socket: BoundSocket) -> String {
     }
 }
 
-/// Returns the name of a program, which it chooses itself.
+/// The name that a program gave itself, with unusual characters replaced.
 fn name(process: &Path) -> String {
     let name = fs::read(process.join("comm")).unwrap_or_default();
     let name = String::from_utf8_lossy(&name);
@@ -131,7 +132,7 @@ mod tests {
         }
     }
 
-    /// The name of a program is what its user says.
+    /// A program can give itself any name.
     #[test]
     fn names_of_programs_are_plain() {
         let folder = std::env::temp_dir().join(format!("tripod-owner-{}", std::process::id()));

@@ -1,5 +1,4 @@
-//! Pipes for splice(2), pooled per worker: a flow holds one only while bytes
-//! are under way in it.
+//! Pipes for splice(2), pooled per worker: a flow holds one only while it has bytes in it.
 
 use std::{
     any::Any,
@@ -13,11 +12,11 @@ use nix::{
     unistd::pipe2,
 };
 
-/// Asked of F_SETPIPE_SZ, in bytes. Larger ones move a bulk flow with fewer
-/// calls, but what lies in a pipe has left the caches by the time it is read.
+/// Capacity requested with F_SETPIPE_SZ, in bytes. A larger one would move a bulk flow with fewer
+/// calls, but its bytes would have left the caches by the time they are read.
 const CAPACITY: i32 = 256 * 1024;
 
-/// What Linux gives a pipe that was not resized (`pipe(7)`), in bytes.
+/// Capacity of a pipe that was not resized (`pipe(7)`), in bytes.
 const DEFAULT_CAPACITY: usize = 64 * 1024;
 
 /// Empty pipes that a worker keeps for its next bulk flow.
@@ -34,14 +33,14 @@ pub struct Pipe {
     write: OwnedFd,
     capacity: usize,
     filled: usize,
-    /// What it holds as long as it is open: its two descriptors in a budget.
+    /// A reservation for its two descriptors, held as long as it is open.
     _descriptors: Box<dyn Any>,
 }
 
 impl Pipe {
-    /// Returns an empty pipe, from the worker's pool if it has one, else a new one
-    /// with what `descriptors` gives for its two. `None` when they are short: the
-    /// flow then goes on copying.
+    /// Takes an empty pipe from the worker's pool, or opens one, for whose two descriptors it holds
+    /// the result of `descriptors`. `None` when descriptors are short: the flow then continues to
+    /// copy.
     pub fn take<P: 'static>(descriptors: impl FnOnce() -> Option<P>) -> Option<Pipe> {
         if let Some(pipe) = POOL.with_borrow_mut(Vec::pop) {
             return Some(pipe);
@@ -75,7 +74,7 @@ impl Pipe {
         }
     }
 
-    /// Returns the number of bytes in the pipe.
+    /// Number of bytes in the pipe.
     pub fn filled(&self) -> usize {
         self.filled
     }
@@ -97,7 +96,7 @@ impl Pipe {
         Ok(n)
     }
 
-    /// Moves what is in the pipe into a socket.
+    /// Moves the content of the pipe into a socket.
     ///
     /// # Errors
     /// Those of splice(2); `WouldBlock` while the socket takes nothing.

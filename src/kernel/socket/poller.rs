@@ -1,5 +1,5 @@
-//! One task of a thread that watches many sockets. A task for each socket would cost
-//! a kilobyte, which is much for one that is seldom used.
+//! One task per thread that watches many sockets. A task for each socket would cost a kilobyte,
+//! which is a lot for a socket that is seldom used.
 
 use std::{io, os::fd::AsFd, sync::Arc, time::Duration};
 
@@ -11,29 +11,29 @@ use tokio::{
     time::sleep,
 };
 
-/// Sockets that are served in one turn of the task.
+/// Number of sockets that are served in one turn of the task.
 const TURN: usize = 64;
 
-/// Names a socket that is watched.
+/// Identifies a watched socket.
 pub type Token = u32;
 
-/// What a socket has after it was served.
+/// The state of a socket after it was served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remaining {
-    /// It was asked, and had nothing more.
+    /// It was read until it had nothing more.
     Nothing,
     /// It may have more, and is served again in its turn.
     More,
-    /// What it has is to wait: it is asked again after 50 ms.
+    /// It has something that must wait: it is read again after 50 ms.
     Waiting,
-    /// It will never have anything again.
+    /// It will never have anything more.
     Ended,
 }
 
-/// How long a socket is left alone whose turn is not now.
+/// How long a socket that has to wait is left alone.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Watches sockets; others add and remove them at any time.
+/// Watches sockets, which can be added and removed at any time.
 pub struct Poller<S> {
     epoll: Epoll,
     sockets: Mutex<Sockets<S>>,
@@ -87,7 +87,7 @@ impl<S: AsFd + 'static> Poller<S> {
         self.lock().places.get(token as usize).cloned().flatten()
     }
 
-    /// Returns all that are watched.
+    /// Returns all watched sockets.
     #[cfg(test)]
     pub fn all(&self) -> Vec<Arc<S>> {
         self.lock().places.iter().flatten().cloned().collect()
@@ -104,7 +104,7 @@ impl<S: AsFd + 'static> Poller<S> {
         Some(socket)
     }
 
-    /// Watches a socket for what comes, or leaves it alone for now.
+    /// Watches a socket for these events; without any, leaves it alone for now.
     fn watch(&self, token: Token, socket: &Arc<S>, flags: EpollFlags) {
         let sockets = self.lock();
         let place = sockets.places.get(token as usize).and_then(Option::as_ref);
@@ -115,9 +115,9 @@ impl<S: AsFd + 'static> Poller<S> {
         }
     }
 
-    /// Hands each socket that has something to `serve`, for ever. Runs inside a
-    /// worker's runtime. A socket that may have more is handed over again after
-    /// the others, and after the worker's other tasks.
+    /// Passes each socket that has something to `serve`, forever. Runs inside a worker's runtime. A
+    /// socket that may have more is passed again after the others, and after the worker's other
+    /// tasks.
     pub async fn run(self: Arc<Self>, serve: impl AsyncFn(&Arc<S>) -> Remaining) {
         // A second descriptor of the same epoll(7).
         let epoll = self.epoll.0.try_clone();
@@ -145,8 +145,8 @@ impl<S: AsFd + 'static> Poller<S> {
                 .unwrap_or(0);
             let mut all = count < TURN;
             for event in events.iter().take(count) {
-                // Removed meanwhile, perhaps, and its place taken by another,
-                // which has nothing then.
+                // It may have been removed meanwhile, and its place taken by another, which then
+                // has nothing.
                 let place = usize::try_from(event.data()).unwrap_or(usize::MAX);
                 let socket = self.lock().places.get(place).cloned().flatten();
                 let Some(socket) = socket else {
@@ -156,20 +156,20 @@ impl<S: AsFd + 'static> Poller<S> {
                     Remaining::Nothing => {}
                     Remaining::More => all = false,
                     Remaining::Ended => {
-                        // To ask for no events is not enough: EPOLLHUP comes all the same
+                        // Requesting no events is not enough: EPOLLHUP is reported anyway
                         // (epoll_ctl(2)).
                         let _ = self.epoll.delete(socket.as_fd());
                     }
                     Remaining::Waiting => {
                         self.pause(event.data() as Token, socket);
-                        // As long as it was not asked for again, it is among those that
-                        // are ready, and no event makes it so anew (`ep_modify`).
+                        // Until it is read again, it stays in the list of ready sockets, and no
+                        // event adds it again (`ep_modify`).
                         all = false;
                     }
                 }
             }
             if all {
-                // What came meanwhile to one of them made the epoll ready anew
+                // Anything that arrived at one of them in the meantime made the epoll ready again
                 // (`ep_poll_callback` in fs/eventpoll.c).
                 ready.clear_ready();
             }
@@ -245,7 +245,7 @@ mod tests {
                 say(&a, "4");
                 say(&b, "5");
                 assert_eq!(served.recv().await.as_deref(), Some("5"));
-                // Its place is taken, and what waited in it is not the other's.
+                // Another socket takes its place, and must not get the events that waited there.
                 let c = socket();
                 assert_eq!(poller.add(Arc::clone(&c)).unwrap(), of_a);
                 say(&c, "6");

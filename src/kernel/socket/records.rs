@@ -1,5 +1,5 @@
-//! Records between two processes over a unix socket, of which each can have a
-//! descriptor besides its bytes (SCM_RIGHTS, `unix(7)`).
+//! Records between two processes over a unix socket; each can carry a descriptor in addition to its
+//! bytes (SCM_RIGHTS, `unix(7)`).
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -19,21 +19,21 @@ use tokio::{
 
 use super::unix;
 
-/// Records keep their bounds, and the end of the connection is noticed.
+/// This type keeps the bounds of records, and reports the end of the connection.
 pub const KIND: Type = Type::SEQPACKET;
 
-/// Descriptors that one record may have at most (`SCM_MAX_FD` in
-/// include/net/scm.h): with room for all, none is lost sight of.
+/// Maximum number of descriptors in one record (`SCM_MAX_FD` in include/net/scm.h): with room for
+/// all, none is leaked.
 const MOST: usize = 253;
 
 /// A connection that carries records.
 #[derive(Debug)]
 pub struct Channel(UnixStream);
 
-/// What was received.
+/// A received record.
 #[derive(Debug)]
 pub struct Received {
-    /// How many bytes of the buffer it fills.
+    /// Number of bytes in the buffer.
     pub len: usize,
     /// The descriptor that came with the bytes; `None` also if this process may open no
     /// more descriptors.
@@ -44,7 +44,7 @@ impl Channel {
     /// Connects to the process that listens at `path`.
     ///
     /// # Errors
-    /// Those of connect(2): `NotFound` or `ConnectionRefused` if no process does.
+    /// Those of connect(2): `NotFound` or `ConnectionRefused` if no process listens.
     pub fn connect(path: &Path) -> io::Result<Channel> {
         let socket = Socket::new(Domain::UNIX, KIND.cloexec().nonblocking(), None)?;
         socket.connect(&SockAddr::unix(path)?)?;
@@ -65,13 +65,12 @@ impl Channel {
         self.0.peer_cred().is_ok_and(|peer| peer.uid() == own)
     }
 
-    /// Returns whether the process that has connected is in the network namespace of this one.
+    /// Returns whether the process that has connected is in the same network namespace as this one.
     pub fn is_of_this_namespace(&self) -> bool {
         unix::is_of_this_namespace(&self.0)
     }
 
-    /// Sends a record, with a descriptor if there is one. Nothing is sent if it is
-    /// cancelled.
+    /// Sends a record, optionally with a descriptor. If this is cancelled, nothing is sent.
     ///
     /// # Errors
     /// Those of sendmsg(2).
@@ -87,8 +86,8 @@ impl Channel {
         self.0.async_io(Interest::WRITABLE, send).await
     }
 
-    /// Receives a record; `None`: the other end is closed. Of several descriptors of
-    /// one record the others are closed. Nothing is lost if it is cancelled.
+    /// Receives a record; `None`: the other end is closed. Of several descriptors in one record all
+    /// but the first are closed. If this is cancelled, nothing is lost.
     ///
     /// # Errors
     /// Those of recvmsg(2), and `InvalidData` for a record that is longer than `buffer`.
@@ -104,7 +103,7 @@ fn receive(
     buffer: &mut [u8],
     control: &mut [u8],
 ) -> io::Result<Option<Received>> {
-    // What an earlier call wrote is not to be read again.
+    // Data of an earlier call must not be read again.
     control.fill(0);
     let mut parts = [IoSliceMut::new(buffer)];
     let flags = MsgFlags::MSG_CMSG_CLOEXEC;
@@ -114,7 +113,7 @@ fn receive(
     // SAFETY: the kernel has opened these descriptors for this process with this very message, so
     // that nothing else owns them.
     let descriptors = numbers.map(|number| unsafe { OwnedFd::from_raw_fd(number) });
-    // Each of them is closed if it is not returned.
+    // Those that are not returned are closed.
     let descriptors: Vec<_> = descriptors.collect();
     if flags.contains(MsgFlags::MSG_TRUNC) {
         return Err(io::ErrorKind::InvalidData.into());
@@ -125,7 +124,7 @@ fn receive(
     }))
 }
 
-/// Returns the descriptors in control messages that the kernel has written, also if it could not
+/// Returns the descriptors in control messages that the kernel has written, even if it could not
 /// open all of those that were sent (MSG_CTRUNC): the others are open (`scm_detach_fds` in
 /// net/core/scm.c).
 fn descriptors(mut control: &[u8]) -> Vec<RawFd> {
@@ -154,7 +153,7 @@ fn descriptors(mut control: &[u8]) -> Vec<RawFd> {
 pub struct Listener(UnixListener);
 
 impl Listener {
-    /// Listens at `path`, in a folder that is made for root alone if there is none.
+    /// Listens at `path`. A missing folder is created, for root alone.
     ///
     /// # Errors
     /// Those of [`unix::listen`].
@@ -179,10 +178,10 @@ impl Listener {
     }
 }
 
-/// Ends listening on a TCP socket, also where another process has a descriptor of it.
-/// Connections that were not accepted are reset.
+/// Stops listening on a TCP socket, even if another process has a descriptor of it. Connections
+/// that were not accepted are reset.
 pub fn stop_listening(socket: &impl AsFd) {
-    // Fails only for one that does not listen.
+    // Fails only for a socket that does not listen.
     let _ = SockRef::from(socket).shutdown(std::net::Shutdown::Both);
 }
 
@@ -239,7 +238,7 @@ mod tests {
 
     const NAME: &str = "kernel::socket::records::tests::none_stays_open_if_not_all_can_be_opened";
 
-    /// In a process of its own, as the limit is one of the process.
+    /// Runs in a separate process, because the limit applies to a process.
     #[test]
     fn none_stays_open_if_not_all_can_be_opened() {
         const VARIABLE: &str = "TRIPOD_TEST_OF_DESCRIPTORS";
@@ -259,7 +258,7 @@ mod tests {
         let raw = [write.as_raw_fd(); 3];
         for room in 0..4 {
             send_all(&one, &raw);
-            // The lowest numbers that are free, of which there is `room`.
+            // The lowest free numbers; there is `room` for them.
             let free: Vec<_> = (0..room).map(|_| read.try_clone().unwrap()).collect();
             let first = read.try_clone().unwrap();
             let limit = first.as_raw_fd() as u64;

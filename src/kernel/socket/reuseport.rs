@@ -1,11 +1,11 @@
-//! Which of the sockets that share an address gets a new connection or
-//! datagram, while another process takes over.
+//! Chooses the socket that gets a new connection or datagram, among those that share an address,
+//! while another process takes over.
 //!
-//! The kernel keeps sockets of one address (SO_REUSEPORT) in the order in which they
-//! began to listen, so those of a successor come after ours. A classic BPF program of
-//! the group names one by its number. A number without a socket stands for the kernel's
-//! own choice among all (`reuseport_select_sock` in net/core/sock_reuseport.c): before
-//! the successor listens, and should it end early, we are asked, without a gap.
+//! The kernel keeps sockets of one address (SO_REUSEPORT) in the order in which they began to
+//! listen, so those of a successor come after ours. A classic BPF program of the group names one by
+//! its number. For a number without a socket the kernel chooses among all (`reuseport_select_sock`
+//! in net/core/sock_reuseport.c): before the successor listens, and if it ends early, our sockets
+//! are used, without a gap.
 
 use std::{io, os::fd::AsFd};
 
@@ -14,8 +14,7 @@ use nix::{
     sys::socket::{setsockopt, sockopt},
 };
 
-/// linux/filter.h: offsets from here are ancillary data, of which this is a
-/// random number.
+/// linux/filter.h: offsets from here are ancillary data; this one is a random number.
 const RANDOM: u32 = (libc::SKF_AD_OFF + 56).cast_unsigned();
 
 const fn statement(code: u32, k: u32) -> libc::sock_filter {
@@ -27,11 +26,11 @@ const fn statement(code: u32, k: u32) -> libc::sock_filter {
     }
 }
 
-/// Hands new connections and datagrams to one of the `theirs` sockets after the first
-/// `ours` of the group that `socket` is in.
+/// Sends new connections and datagrams to one of the `theirs` sockets after the first `ours` of the
+/// group that `socket` is in.
 ///
 /// # Errors
-/// Those of setsockopt(2): before Linux 4.5 there is no such option.
+/// Those of setsockopt(2): Linux before 4.5 does not have this option.
 pub fn hand_over(socket: &impl AsFd, ours: u32, theirs: u32) -> io::Result<()> {
     attach(
         socket,
@@ -79,7 +78,7 @@ mod tests {
         start(tcp(Bind::of_node(address)).unwrap()).unwrap()
     }
 
-    /// Returns how many of 32 connections come in at each of `listeners`.
+    /// Counts how many of 32 connections arrive at each of `listeners`.
     fn accepted(listeners: &[&TcpListener]) -> Vec<usize> {
         let address = listeners[0].local_addr().unwrap();
         let _clients: Vec<_> = (0..32)
@@ -115,8 +114,8 @@ mod tests {
         }
     }
 
-    /// Those of a successor get other numbers then (`__reuseport_detach_sock` in
-    /// net/core/sock_reuseport.c), except the first one.
+    /// The sockets of a successor, except the first one, then get other numbers
+    /// (`__reuseport_detach_sock` in net/core/sock_reuseport.c).
     #[test]
     fn nothing_comes_to_sockets_that_close_one_after_the_other() {
         for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2]] {

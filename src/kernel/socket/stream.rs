@@ -1,5 +1,5 @@
-//! TCP connections that are passed on: single reads and writes that do not wait, and the
-//! readiness between them, with no system call that is known to bring nothing.
+//! Relayed TCP connections: single reads and writes that do not wait, and the readiness between
+//! them, without system calls that are known to yield nothing.
 
 use std::{
     cell::Cell,
@@ -34,22 +34,22 @@ pub enum Read {
     Copied {
         /// 0 at the stream's end.
         length: usize,
-        /// The stream ends after them: no other read is needed to know.
+        /// Whether the stream ends after them: no other read is needed to know.
         last: bool,
     },
 }
 
-/// Whether more follows at once what is written.
+/// Whether more data follows the written bytes at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Follows {
-    /// Nothing that is known of.
+    /// Nothing that is known yet.
     Nothing,
-    /// The end of the stream, which then goes in the same segment (MSG_MORE, send(2)).
+    /// The end of the stream, which then goes into the same segment (MSG_MORE, send(2)).
     End,
 }
 
-/// Accepts a connection of a `listener` that does not block, with the peer's address. It
-/// does not block either.
+/// Accepts a connection of a non-blocking `listener`; returns it with the peer's address. It does
+/// not block either.
 ///
 /// # Errors
 /// Those of accept4(2).
@@ -60,18 +60,18 @@ pub fn accept(listener: impl AsFd) -> io::Result<(TcpStream, SocketAddr)> {
     Ok((socket.into(), peer))
 }
 
-/// A connection, watched by the runtime of the thread that it is used on.
+/// A connection, watched by the runtime of the thread that uses it.
 #[derive(Debug)]
 pub struct Stream {
-    /// None while nothing is watched.
+    /// `None` while it is not watched.
     watched: Option<AsyncFd<Rc<TcpStream>>>,
     socket: Rc<TcpStream>,
-    /// Its peer has sent urgent data.
+    /// Whether its peer has sent urgent data.
     urgent: Cell<bool>,
 }
 
 impl Stream {
-    /// Watches `socket`, which does not block.
+    /// Watches `socket`, which must be non-blocking.
     ///
     /// # Errors
     /// Those of epoll_ctl(2).
@@ -97,9 +97,9 @@ impl Stream {
         Ok(())
     }
 
-    /// Ends the watching: something else receives what comes. Returns the socket, which is
-    /// closed only when that is dropped, too. Until it is watched again, nothing here says that
-    /// anything is ready.
+    /// Stops watching the socket, so that something else can receive from it. Returns the socket,
+    /// which is closed only when the returned reference is dropped, too. Until it is watched again,
+    /// it is never reported as ready.
     pub fn unwatch(&mut self) -> Rc<TcpStream> {
         self.watched = None;
         Rc::clone(&self.socket)
@@ -109,7 +109,7 @@ impl Stream {
         self.watched.as_ref().ok_or(io::ErrorKind::NotFound.into())
     }
 
-    /// Connects to `address`. What `prepare` does with the socket, it does before that.
+    /// Connects to `address`, after `prepare` has set up the socket.
     ///
     /// # Errors
     /// Those of `prepare`, socket(2), setsockopt(2), connect(2) and epoll_ctl(2).
@@ -130,7 +130,7 @@ impl Stream {
         let ready = stream
             .ready(Interest::WRITABLE.add(Interest::ERROR))
             .await?;
-        // connect(2): what went wrong is in SO_ERROR, and EPOLLERR says that something did.
+        // connect(2): EPOLLERR reports a failure, and SO_ERROR has the reason.
         if (ready.is_error() || ready.is_write_closed())
             && let Some(error) = stream.socket.take_error()?
         {
@@ -139,7 +139,7 @@ impl Stream {
         Ok(stream)
     }
 
-    /// Returns the address and port that it is sent from.
+    /// Returns the local address and port.
     ///
     /// # Errors
     /// Those of getsockname(2).
@@ -157,11 +157,11 @@ impl Stream {
 
     /// Reads once, into the pipe if there is one.
     ///
-    /// Urgent data is a barrier: a recv(2) ends before it, so that a short one has not
-    /// emptied the socket, and a splice(2) does not get over it at all, but says that there
-    /// is nothing, or that the stream has ended (`__tcp_read_sock` in net/ipv4/tcp.c). Then
-    /// only recv(2) can tell. Otherwise, a short read has taken all that there was, and
-    /// epoll(7) says when there is more.
+    /// Urgent data is a barrier: a recv(2) ends before it, so a short one has not emptied the
+    /// socket; a splice(2) does not get past it at all, but reports that there is nothing, or that
+    /// the stream has ended (`__tcp_read_sock` in net/ipv4/tcp.c). Then only recv(2) can tell.
+    /// Otherwise, a short read has taken all that there was, and epoll(7) reports when there is
+    /// more.
     ///
     /// # Errors
     /// Those of splice(2) and recv(2).
@@ -203,7 +203,7 @@ impl Stream {
         self.watched()?.poll_write_ready(cx).map_ok(drop)
     }
 
-    /// Writes what the peer's window takes at once.
+    /// Writes as much as the peer's window takes at once.
     ///
     /// # Errors
     /// Those of send(2); `WouldBlock` when it takes nothing.
@@ -215,7 +215,7 @@ impl Stream {
         })
     }
 
-    /// Does the same, also where nothing is watched, or it is not known yet what is ready.
+    /// Does the same, even if the socket is not watched, or its readiness is not known yet.
     ///
     /// # Errors
     /// Those of send(2); `WouldBlock` when it takes nothing.
@@ -224,7 +224,7 @@ impl Stream {
         Ok(send(&*self.socket, bytes, flags)?)
     }
 
-    /// Moves what is in `pipe` to the peer, as far as its window takes it at once.
+    /// Moves the content of `pipe` to the peer, as far as its window takes it at once.
     ///
     /// # Errors
     /// Those of splice(2); `WouldBlock` when it takes nothing.
@@ -233,10 +233,10 @@ impl Stream {
             .try_io(Interest::WRITABLE, |socket| pipe.drain_to(&**socket))
     }
 
-    /// Returns whether its peer ever sent urgent data (EPOLLPRI, `tcp_poll` in
-    /// net/ipv4/tcp.c, as long as it was not read).
+    /// Returns whether its peer ever sent urgent data (EPOLLPRI, `tcp_poll` in net/ipv4/tcp.c,
+    /// until it is read).
     fn has_urgent(&self) -> bool {
-        // The stream's end counts as readiness of this kind, too.
+        // The end of the stream is reported as this readiness, too.
         if !self.urgent.get()
             && self.is(Interest::PRIORITY)
             && let Some(watched) = &self.watched
@@ -277,7 +277,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns a connection over loopback: what is tested, and its peer.
+    /// Returns a connection over loopback: the stream under test, and its peer.
     async fn pair() -> (Stream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

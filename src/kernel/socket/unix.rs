@@ -1,5 +1,5 @@
-//! Unix sockets that root alone may use. One that an ended process left behind is
-//! replaced; that of a living one is not.
+//! Unix sockets for root alone. A socket that an ended process left behind is replaced; that of a
+//! living one is not.
 
 use std::{
     fs::{self, DirBuilder},
@@ -20,7 +20,7 @@ use nix::{
 };
 use socket2::{Domain, SockAddr, Socket, Type};
 
-/// Connections that may wait to be accepted.
+/// Number of connections that may wait to be accepted.
 const BACKLOG: i32 = 32;
 
 /// Mode of a folder for processes of its user alone.
@@ -29,13 +29,12 @@ pub const PRIVATE: u32 = 0o700;
 /// Mode of a folder in which everybody may read other files.
 pub const READABLE: u32 = 0o755;
 
-/// Opens a listening socket of this `kind` that does not block, in a folder that is
-/// made if there is none, with the mode `folder_mode`; those above it can be read by
-/// all.
+/// Opens a non-blocking listening socket of this `kind`. A missing folder is created with the mode
+/// `folder_mode`; missing folders above it can be read by all.
 ///
 /// # Errors
-/// When another process answers there, a file that is no socket is in the way, or the
-/// kernel refuses it.
+/// When another process listens there, a file that is no socket is in the way, or the kernel
+/// refuses it.
 pub fn listen(path: &Path, kind: Type, folder_mode: u32) -> io::Result<Socket> {
     make_folder(path, folder_mode)?;
     if !remove_unused(path)? {
@@ -50,8 +49,8 @@ pub fn listen(path: &Path, kind: Type, folder_mode: u32) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Makes the folder of a socket at `path` if there is none, with this `mode`; those above it can be
-/// read by all.
+/// Creates the folder of a socket at `path` if it is missing, with this `mode`; missing folders
+/// above it can be read by all.
 ///
 /// # Errors
 /// When the kernel refuses it.
@@ -66,11 +65,11 @@ pub fn make_folder(path: &Path, mode: u32) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(mode).create(folder)
 }
 
-/// Removes the socket at `path` if the process that made it has ended. Returns whether
-/// there is none now: one that a process has stays.
+/// Removes the socket at `path` if the process that made it has ended. Returns whether there is
+/// none now: the socket of a living process stays.
 ///
 /// # Errors
-/// When a file that is no socket is there, or it cannot be looked at or removed.
+/// When a file that is no socket is there, or it cannot be examined or removed.
 pub fn remove_unused(path: &Path) -> io::Result<bool> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
@@ -98,15 +97,15 @@ pub fn is_listened_on(path: &Path) -> io::Result<bool> {
             error.kind(),
             io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound
         )),
-        // Also where it is of another type (EPROTOTYPE: `unix_find_bsd` in
-        // `net/unix/af_unix.c` has found its process then), or where so many wait that no
-        // more can (EAGAIN, see unix(7)).
+        // A process listens, too, if the socket has another type (EPROTOTYPE: `unix_find_bsd` in
+        // `net/unix/af_unix.c` has found its process then), or if its queue is full (EAGAIN, see
+        // unix(7)).
         Ok(()) => Ok(true),
     }
 }
 
-/// What identifies a network namespace: no other one has the same until the machine is started
-/// again (Linux 5.14).
+/// The identity of a network namespace: no other one has the same until the machine is restarted
+/// (Linux 5.14).
 #[derive(Clone, Copy, Debug)]
 struct Cookie;
 
@@ -118,9 +117,9 @@ getsockopt_impl!(
     GetStruct<u64>
 );
 
-/// Returns whether the process that has connected is in the network namespace of this one, to which
-/// a socket belongs that is accepted here (`unix_stream_connect` in `net/unix/af_unix.c`). An older
-/// kernel does not say: then it may be.
+/// Returns whether the process that has connected is in the same network namespace as this one, to
+/// which a socket belongs that is accepted here (`unix_stream_connect` in `net/unix/af_unix.c`). An
+/// older kernel does not tell; then true is assumed.
 pub fn is_of_this_namespace(accepted: &impl AsFd) -> bool {
     let own = Socket::new(Domain::UNIX, Type::STREAM.cloexec(), None);
     let own = own.ok().and_then(|own| getsockopt(&own, Cookie).ok());

@@ -1,17 +1,17 @@
-//! Notices peers that vanished while data was under way to them (the user
-//! timeout of RFC 9293 section 3.9.1, RFC 5482).
+//! Notices peers that vanished while unacknowledged data was sent to them (the user timeout of RFC
+//! 9293 section 3.9.1, RFC 5482).
 //!
 //! Keep-alive probes watch idle connections only. While data is under way the kernel gives up after
 //! `net.ipv4.tcp_retries2` retransmissions, a quarter of an hour. TCP_USER_TIMEOUT (`tcp(7)`) would
-//! act sooner, but it also ends the connection of a peer that is there and only does not read: it
-//! counts the time in which the window is closed, answered probes or not (`tcp_probe_timer` in
-//! net/ipv4/tcp_timer.c), where RFC 9293 section 3.8.6.1 has the sender bear it. And it takes the
-//! place of the limit on keep-alive probes. So the kernel is asked now and then whether it
-//! retransmits, and when the peer last acknowledged anything. The time counts, as with
+//! act sooner, but it also ends the connection of a live peer that merely does not read: it counts
+//! the time in which the window is closed, whether probes are answered or not (`tcp_probe_timer` in
+//! net/ipv4/tcp_timer.c), where RFC 9293 section 3.8.6.1 requires the sender to keep the
+//! connection. And it replaces the limit on keep-alive probes. So the kernel is asked now and then
+//! whether it retransmits, and when the peer last acknowledged anything. The time counts, as with
 //! TCP_USER_TIMEOUT, from the first retransmission (`retransmits_timed_out` in
 //! net/ipv4/tcp_timer.c) and not from the last acknowledgement, before which the connection may
-//! have been idle, or the peer the only one that sent: what it sends says nothing new of what it
-//! got, and does not count as an acknowledgement (`tcp_rcv_established` in net/ipv4/tcp_input.c).
+//! have been idle, or the peer the only one that sent: its own data acknowledges nothing new, and
+//! does not count as an acknowledgement (`tcp_rcv_established` in net/ipv4/tcp_input.c).
 
 use std::{
     os::fd::AsFd,
@@ -29,10 +29,9 @@ use nix::{
 #[derive(Clone, Copy, Debug)]
 struct Info {
     _states: [u8; 2],
-    /// Retransmissions in a row that were not answered.
+    /// Number of unanswered retransmissions in a row.
     retransmits: u8,
-    /// Probes of a closed window, or of an idle connection, in a row that were
-    /// not answered.
+    /// Number of unanswered probes in a row, of a closed window or of an idle connection.
     probes: u8,
     _options: [u8; 4],
     _times_and_segments: [u32; 12],
@@ -41,7 +40,7 @@ struct Info {
     _more: [u32; 11],
 }
 
-/// What the kernel knows of a connection (TCP_INFO, `tcp(7)`).
+/// The kernel's information on a connection (TCP_INFO, `tcp(7)`).
 #[derive(Clone, Copy, Debug)]
 struct TcpInfo;
 
@@ -53,18 +52,18 @@ getsockopt_impl!(
     GetStruct<Info>
 );
 
-/// When a peer was first seen not to answer retransmissions; `None`: it answers.
+/// Time at which a peer was first seen not to answer retransmissions; `None`: it answers.
 #[derive(Debug, Default)]
 pub struct Silence(Option<Instant>);
 
 impl Silence {
     /// Asks the kernel about the peer of `stream`. Returns whether it has acknowledged nothing for
-    /// `limit`, although it was asked to. To be called a few times within that time.
+    /// `limit` in spite of retransmissions. Must be called a few times within that time.
     pub fn has_lasted(&mut self, stream: &impl AsFd, limit: Duration) -> bool {
         getsockopt(stream, TcpInfo).is_ok_and(|info| self.goes_on(&info, Instant::now(), limit))
     }
 
-    /// Returns whether the peer was silent for `limit`, by what the kernel knows `now`.
+    /// Returns whether the peer was silent for `limit`, according to the kernel's `info` of `now`.
     fn goes_on(&mut self, info: &Info, now: Instant, limit: Duration) -> bool {
         if info.retransmits.max(info.probes) == 0 {
             self.0 = None;
@@ -98,7 +97,7 @@ mod tests {
         }
     }
 
-    /// What the kernel says after this many milliseconds, and whether the peer counts as gone then.
+    /// A millisecond, the kernel's counters then, and whether the peer counts as gone.
     type Seen = (u64, [u32; 3], bool);
 
     #[test]
