@@ -24,7 +24,7 @@ pub const ZERO_THRESHOLD: f64 = 2.938_735_877_055_719e-39;
 /// Name of the metric, and the values of its labels, sorted by the labels' names.
 type Series = (String, Vec<String>);
 
-/// The histograms of this process; not set: they are not enabled.
+/// The histograms of this process; unset if they are not enabled.
 static ALL: OnceLock<Mutex<BTreeMap<Series, NativeHistogram>>> = OnceLock::new();
 
 /// Records values from now on.
@@ -50,7 +50,7 @@ pub fn record(metric: &impl Collector, labels: &[&str], value: f64) {
     all.lock().entry((name, labels)).or_default().observe(value);
 }
 
-/// Returns the histogram of that series; `None`: nothing was recorded.
+/// Reads the histogram of that series; `None`: nothing was recorded.
 pub fn get(name: &str, labels: Vec<String>) -> Option<NativeHistogram> {
     let all = ALL.get()?.lock();
     all.get(&(name.to_owned(), labels)).cloned()
@@ -84,7 +84,7 @@ impl Default for NativeHistogram {
 }
 
 impl NativeHistogram {
-    /// Adds a value. What is measured is neither negative nor infinite; such values are dropped.
+    /// Adds a value. Measured values are neither negative nor infinite; others are dropped.
     pub fn observe(&mut self, value: f64) {
         if !value.is_finite() || value < 0.0 {
             return;
@@ -96,7 +96,7 @@ impl NativeHistogram {
             return;
         }
         let index = (value.log2() * f64::from(self.schema).exp2()).ceil();
-        // It is within -1024 and 8192, as exponents are within -128 and 1024.
+        // It is between -1024 and 8192, because exponents are between -128 and 1024.
         *self.buckets.entry(index as i32).or_default() += 1;
         while self.buckets.len() > MOST && self.schema > COARSEST {
             self.schema -= 1;
@@ -157,7 +157,7 @@ mod tests {
             histogram.buckets.len()
         );
         assert_eq!(histogram.schema, -1);
-        // Buckets end at powers of four then.
+        // Buckets then end at powers of four.
         let mut other = NativeHistogram {
             schema: -1,
             ..NativeHistogram::default()

@@ -189,7 +189,7 @@ impl Evidence {
         }
     }
 
-    /// Returns the time of the next lookup or end of an ejection; `None`: nothing is pending.
+    /// When the next lookup is due or the next ejection ends; `None`: nothing is pending.
     pub fn due(&self) -> Option<Instant> {
         let lookups = [self.first.front(), self.second.front()];
         let lookups = lookups.into_iter().flatten().map(|asked| asked.due);
@@ -395,7 +395,7 @@ impl Known {
         }
     }
 
-    /// Returns the length of an ejection that begins now, if there is one.
+    /// Decides whether to eject it now, and for how long.
     fn decide(&mut self, now: Instant) -> Option<Duration> {
         let believed = self.probe_failed.filter(|began| now < *began + BELIEVED);
         let began = self

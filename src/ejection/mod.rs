@@ -385,7 +385,7 @@ impl Ejector {
         );
     }
 
-    /// Returns the changes of the set of ejected endpoints.
+    /// Collects the changes of the set of ejected endpoints.
     fn events(&mut self) -> Vec<Event> {
         let mut ejected: BTreeMap<ServiceName, BTreeSet<SocketAddr>> = BTreeMap::new();
         let mut count = 0;

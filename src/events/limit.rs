@@ -20,7 +20,7 @@ const SERIES: Duration = Duration::from_secs(6 * 60);
 /// (client-go's `maxLruCacheEntries`).
 const MOST: usize = 4096;
 
-/// What to do with an event.
+/// The handling of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// It is written as a new object.

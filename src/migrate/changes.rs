@@ -1,5 +1,5 @@
-//! What changes in the kernel when a mode starts: what is added, removed and kept, line
-//! by line, in the format of the programs that save such things. Pure.
+//! Changes in the kernel when a mode starts: lines that are added, removed and kept, in the format
+//! of the programs that save rules and sets. Pure.
 //!
 //! The order of lines within a chain is ignored.
 
@@ -12,22 +12,22 @@ use xtables::{multiset::Multiset, words::Words};
 
 pub use self::holdings::{Holdings, Program};
 
-/// What changes in one table, or in another place that has lines of its own.
+/// The changes in one table, or in another place that has its own lines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlaceChanges {
     /// Name of the place, such as `IPv4, table nat`.
     pub place: String,
-    /// Lines that are written.
+    /// Lines that are added.
     pub comes: Vec<String>,
-    /// Lines that are removed. Those that open connections need are removed when these
-    /// have ended, or after 15 minutes.
+    /// Lines that are removed. Those that open connections need are removed when these have ended,
+    /// or after 15 minutes.
     pub goes: Vec<String>,
-    /// Number of lines that exist and stay.
+    /// Number of lines that exist and are kept.
     pub stays: usize,
 }
 
-/// What changes if one mode of Tripod starts.
+/// The changes if one mode of Tripod starts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ModeChanges {
@@ -35,11 +35,11 @@ pub struct ModeChanges {
     pub mode: String,
     /// Why it cannot run here, or why this is not known; `None`: it can run.
     pub impossible: Option<String>,
-    /// What changes, by place; places without changes are left out.
+    /// The changes by place; places without changes are left out.
     pub places: Vec<PlaceChanges>,
 }
 
-/// Returns how the lines in `there` differ from those in `desired`, by place.
+/// Compares the lines in `there` with those in `desired`, by place.
 pub fn changes(there: &Holdings, desired: &Holdings) -> Vec<PlaceChanges> {
     let mut places: Vec<&String> = there.places().chain(desired.places()).collect();
     places.sort_unstable();

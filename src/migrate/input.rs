@@ -1,12 +1,12 @@
 //! The node's firewall, if a mode sends packets to Services through it that did not pass it
-//! before; pure. docs/userspace.md says what a firewall has to accept.
+//! before; pure. docs/userspace.md says which packets a firewall has to accept.
 
 use super::report::Rows;
 use crate::config::ModeName;
 
-/// Adds that packets to Services pass hook INPUT in `mode`, or pass it differently than in
-/// mode `was` of kube-proxy. `dropping` are the chains that drop there what none of their
-/// rules accepts; `None`: not known.
+/// Adds that packets to Services pass hook INPUT in `mode`, or pass it in another way than in mode
+/// `was` of kube-proxy. `dropping` are the chains at that hook that drop packets which none of
+/// their rules accepts; `None`: unknown.
 pub(super) fn rows(was: ModeName, mode: ModeName, dropping: Option<&[String]>, rows: &mut Rows) {
     let passes = |mode| matches!(mode, ModeName::Ipvs | ModeName::Userspace);
     if !passes(mode) || was == mode {

@@ -1,9 +1,9 @@
-//! `tripod migrate`: what differs when Tripod replaces kube-proxy.
+//! `tripod migrate`: the differences when Tripod replaces kube-proxy.
 //!
-//! [`origin`] reads kube-proxy's configuration. `settings`, `modes` and `input` say what
-//! Tripod does differently with it, and [`state`] what happens to the rules that kube-proxy
-//! has in the kernel, [`changes`](changes()) line by line; these are pure. [`state::observe`]
-//! and [`node_lines`] read what exists.
+//! [`origin`] reads kube-proxy's configuration. `settings`, `modes` and `input` list what Tripod
+//! does differently with it; [`state`] tells what happens to kube-proxy's rules in the kernel, and
+//! [`changes`](changes()) does so line by line; these are pure. [`state::observe`] and
+//! [`node_lines`] read the existing objects.
 
 mod changes;
 mod input;
@@ -27,9 +27,9 @@ pub use self::{
 };
 use crate::config::ModeName;
 
-/// Returns what differs in each mode of Tripod, each thing once. `chosen` is the mode
-/// that this node would get, and `dropping` the chains that drop at its hook INPUT, if
-/// these are known.
+/// Returns the differences in each mode of Tripod, without duplicates. `chosen` is the mode that
+/// this node would get, and `dropping` the chains that drop packets at its hook INPUT, if these are
+/// known.
 pub fn differences(
     given: &Given,
     chosen: Option<&Chosen>,

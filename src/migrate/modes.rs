@@ -1,5 +1,5 @@
-//! What a mode of Tripod does differently from a mode of kube-proxy, whatever is
-//! configured; pure. docs/conformance.md shows the same case by case, tested.
+//! The differences between a mode of Tripod and a mode of kube-proxy that do not depend on the
+//! configuration; pure. docs/conformance.md shows the same case by case, tested.
 
 use super::{
     origin::Given,
@@ -40,7 +40,7 @@ pub(super) fn chosen(given: &Given, mode: ModeName, chosen: Option<&Chosen>, row
     }
 }
 
-/// Adds what `mode` of Tripod does differently from mode `was` of kube-proxy.
+/// Adds the differences between `mode` of Tripod and mode `was` of kube-proxy.
 pub(super) fn rows(was: ModeName, mode: ModeName, rows: &mut Rows) {
     rows.note([
         "two Services that name the same address (externalIPs, load balancers)",
@@ -82,8 +82,8 @@ fn ipvs(was: ModeName, rows: &mut Rows) {
     }
 }
 
-/// Adds what IPVS does because it has one virtual server for all callers, and remembers
-/// connections: what begins in its mode, or ends in another `mode`.
+/// Adds the effects of IPVS's single virtual server for all callers and of its memory of
+/// connections: those that begin in its mode, or end in another `mode`.
 fn virtual_servers(mode: ModeName, rows: &mut Rows) {
     let (policy, affinity) = ("externalTrafficPolicy: Local", "sessionAffinity: ClientIP");
     if mode == ModeName::Ipvs {
@@ -118,7 +118,8 @@ fn virtual_servers(mode: ModeName, rows: &mut Rows) {
     }
 }
 
-/// Adds what differs for external IPs and load-balancer IPs, which ipvs mode has on its link.
+/// Adds the differences for external IPs and load-balancer IPs, which ipvs mode assigns to its
+/// link.
 fn external_addresses(mode: ModeName, rows: &mut Rows) {
     let setting = "externalIPs, load-balancer IPs";
     let whole = "puts the whole address on kube-ipvs0: the node answers for it, and packets of the \
@@ -143,7 +144,7 @@ fn external_addresses(mode: ModeName, rows: &mut Rows) {
     }
 }
 
-/// Adds what differs because only ipvs mode has a link.
+/// Adds the differences that come from the link, which only ipvs mode has.
 fn dummy_link(mode: ModeName, rows: &mut Rows) {
     let after = match mode {
         ModeName::Userspace => {
@@ -216,7 +217,7 @@ fn userspace(was: ModeName, rows: &mut Rows) {
     ]);
 }
 
-/// Adds what happens to ports of a cluster IP that its Service does not name.
+/// Adds the behaviour of ports of a cluster IP that its Service does not name.
 fn other_ports(was: ModeName, mode: ModeName, rows: &mut Rows) {
     let refuses = |mode| matches!(mode, ModeName::Ipvs | ModeName::Nftables);
     let words = |mode| {

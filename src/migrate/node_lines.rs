@@ -1,5 +1,5 @@
-//! Reads the lines that a kernel holds of kube-proxy or Tripod: those of this node, or as
-//! its programs printed them elsewhere. Nothing is changed.
+//! Reads kube-proxy's and Tripod's objects in a kernel as lines: those of this node, or those that
+//! its programs printed elsewhere. Nothing is changed.
 
 use std::{fs, io, path::Path};
 
@@ -14,11 +14,11 @@ use super::{
 };
 use crate::modes::ipvs;
 
-/// Returns what the kernel of this node holds of what was `observed`. Virtual servers
-/// with addresses in `exclude` belong to other programs.
+/// Reads the lines of the `observed` objects from the kernel of this node. Virtual servers with
+/// addresses in `exclude` belong to other programs.
 ///
 /// # Errors
-/// When something exists and cannot be read; a readable text.
+/// When something exists but cannot be read; the error is readable.
 pub async fn read(observed: &Observed, exclude: &[IpNet]) -> Result<Holdings, String> {
     let mut holdings = Holdings::default();
     for family in Family::ALL {
@@ -61,11 +61,11 @@ const FILES: [(&str, Program); 5] = [
     ("kube-ipvs0-addrs.txt", Program::Ip),
 ];
 
-/// Returns what programs printed into files of `folder`; missing files count as empty. Virtual
+/// Reads the output of programs from files in `folder`; missing files count as empty. Virtual
 /// servers with addresses in `exclude` belong to other programs.
 ///
 /// # Errors
-/// When all of them are missing, or one cannot be read; a readable text.
+/// When all of them are missing, or one cannot be read; the error is readable.
 pub fn saved(folder: &Path, exclude: &[IpNet]) -> Result<Holdings, String> {
     let mut texts = Vec::new();
     for (name, program) in FILES {
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
     use crate::migrate::changes;
 
-    /// As on a node where keepalived has virtual servers, too.
+    /// As on a node where keepalived, too, has virtual servers.
     #[test]
     fn virtual_servers_of_other_programs_are_left_out_of_what_was_saved() {
         let folder = std::env::temp_dir().join(format!("tripod-saved-{}", std::process::id()));

@@ -19,17 +19,17 @@ use crate::{
 
 /// The name of the program and of its ConfigMap.
 const KUBE_PROXY: &str = "kube-proxy";
-/// The name of the file of this program; in images `kube-proxy` is a link to it.
+/// The name of this program's file; in images `kube-proxy` is a link to it.
 const TRIPOD: &str = "tripod";
-/// Keys of the configuration in the data of a ConfigMap: of kubeadm, and of EKS.
+/// Keys of the configuration in the data of a ConfigMap, as kubeadm and EKS name them.
 const KEYS: [&str; 2] = ["config.conf", "config"];
 
 /// kube-proxy's configuration, with its origin and Tripod's interpretation.
 #[derive(Clone, Debug)]
 pub struct Given {
-    /// Where it comes from, in words.
+    /// A description of its origin.
     pub origin: String,
-    /// What Tripod makes of it.
+    /// Tripod's settings for it.
     pub settings: Settings,
     /// The mode that it names; empty: it names none.
     pub mode: String,
@@ -39,8 +39,8 @@ pub struct Given {
 }
 
 impl Given {
-    /// Returns the mode that kube-proxy runs with it: iptables if none is named
-    /// (`getProxyMode` of `cmd/kube-proxy/app/server_linux.go`).
+    /// The mode that kube-proxy runs with it: iptables if none is named (`getProxyMode` of
+    /// `cmd/kube-proxy/app/server_linux.go`).
     pub fn kube_proxy_mode(&self) -> ModeName {
         match self.mode.as_str() {
             "ipvs" => ModeName::Ipvs,
@@ -74,7 +74,7 @@ impl Given {
 /// Reads the configuration.
 ///
 /// # Errors
-/// When there is none, it cannot be read, or Tripod refuses it; a readable text.
+/// When there is none, it cannot be read, or Tripod refuses it; the error is readable.
 pub fn read(origin: &Origin) -> Result<Given, String> {
     match origin {
         Origin::Running => of_process(Path::new("/proc"), running(Path::new("/proc"))?),
@@ -99,8 +99,8 @@ pub fn read(origin: &Origin) -> Result<Given, String> {
     }
 }
 
-/// Returns the PID of the kube-proxy that runs in this network namespace: those in
-/// others, such as of clusters in containers, have rules of their own.
+/// Finds the PID of the kube-proxy that runs in this network namespace: those in others, such as
+/// those of clusters in containers, have rules of their own.
 fn running(proc: &Path) -> Result<u32, String> {
     let namespace = |process: &str| fs::read_link(proc.join(process).join("ns/net")).ok();
     let here = namespace("self");
@@ -111,14 +111,14 @@ fn running(proc: &Path) -> Result<u32, String> {
         let Ok(pid) = process.parse::<u32>() else {
             continue;
         };
-        // Any user can give a process this name, and files of its choice to be read as root.
+        // Any user can give a process this name, and arguments that name files for root to read.
         if !is_of_root(proc, &process) {
             continue;
         }
         let words = arguments(proc, &process).unwrap_or_default();
         let program = words.first().map(PathBuf::from).unwrap_or_default();
         let is_called_so = program.file_name().is_some_and(|name| name == KUBE_PROXY);
-        // Whatever its name: in its images a link has the name of kube-proxy.
+        // The name does not matter: in Tripod's images a link is named kube-proxy.
         if is_tripod(proc, &process) {
             let is_proxy = words.get(1).is_none_or(|word| {
                 let word = word.as_encoded_bytes();
@@ -154,10 +154,10 @@ fn listed_pids(pids: &[u32]) -> String {
     pids.join(", ")
 }
 
-/// Returns whether a process is of root or of this user, who also started it: a program that gets
-/// the rights of root from its file has the name and arguments that its caller chose.
+/// Returns whether a process belongs to root or to this user, who also started it: if a program
+/// gets the rights of root from its file, its caller chose the name and arguments.
 fn is_of_root(proc: &Path, process: &str) -> bool {
-    // The kernel escapes line breaks in the name of the program, which anyone chooses.
+    // The kernel escapes line breaks in the program's name, which anyone can choose.
     let status = fs::read_to_string(proc.join(process).join("status")).unwrap_or_default();
     let mut lines = status.lines();
     let users = lines.find_map(|line| line.strip_prefix("Uid:"));
@@ -173,7 +173,7 @@ fn is_tripod(proc: &Path, process: &str) -> bool {
     let Ok(program) = fs::read_link(proc.join(process).join("exe")) else {
         return false;
     };
-    // After an upgrade the kernel appends this (`d_path` of fs/d_path.c).
+    // The kernel appends this after an upgrade (`d_path` of fs/d_path.c).
     let path = program.to_string_lossy();
     let path = path.strip_suffix(" (deleted)").unwrap_or(&path);
     Path::new(path)
@@ -181,7 +181,7 @@ fn is_tripod(proc: &Path, process: &str) -> bool {
         .is_some_and(|name| name == TRIPOD)
 }
 
-/// Returns the text that says why processes of Tripod are not read.
+/// Explains why processes of Tripod are not read.
 fn not_kube_proxy(pids: &[u32]) -> String {
     let pids = listed_pids(pids);
     format!(
@@ -221,8 +221,8 @@ fn of_process(proc: &Path, pid: u32) -> Result<Given, String> {
 
 /// Reads the text of a configuration file, or of a ConfigMap that holds one.
 fn of_text(text: &str, origin: String) -> Result<Given, String> {
-    // Reading a configuration is more lenient than reading a manifest, as for kube-proxy: fields
-    // may be given twice, and other documents may follow.
+    // A configuration is read more leniently than a manifest, as by kube-proxy: fields may be given
+    // twice, and other documents may follow.
     let (text, origin) = match decode::decode(text) {
         Ok(_) => (text.to_owned(), origin),
         Err(_) => of_manifest(text, origin)?,
@@ -233,7 +233,7 @@ fn of_text(text: &str, origin: String) -> Result<Given, String> {
     Ok(Given::new(origin, settings))
 }
 
-/// Returns the configuration that a manifest holds or is, and where it is.
+/// Returns the configuration in a manifest, or the manifest itself if it is one, with its origin.
 fn of_manifest(text: &str, origin: String) -> Result<(String, String), String> {
     let document: Document = serde_saphyr::from_str(text)
         .map_err(|e| format!("{origin} is neither YAML nor JSON of one document: {e}"))?;
@@ -272,7 +272,7 @@ struct Document {
     items: Vec<Document>,
 }
 
-/// Returns the configuration that a ConfigMap of `document` holds, and where it is.
+/// Returns the configuration in a ConfigMap of `document`, with its origin.
 fn held(document: Document) -> Option<(String, String)> {
     let is_one = |text: &String| decode::decode(text).is_ok();
     let mut data = document.data.filter(|_| document.kind == "ConfigMap");
@@ -357,7 +357,7 @@ mod tests {
         fs::remove_dir_all(proc).unwrap();
     }
 
-    /// As RKE2 starts it, and with an empty argument, as templates leave behind.
+    /// As RKE2 starts it, with an empty argument of the kind that templates leave behind.
     #[test]
     fn flags_alone_are_read() {
         let command = [
@@ -381,7 +381,7 @@ mod tests {
         fs::remove_dir_all(proc).unwrap();
     }
 
-    /// In the image a link with the name of kube-proxy starts Tripod.
+    /// In the image a link named kube-proxy starts Tripod.
     #[test]
     fn tripod_is_not_taken_for_kube_proxy() {
         let kube_proxy = ["/usr/local/bin/kube-proxy", "--config=/c", "--v=2", "a"];
@@ -412,7 +412,7 @@ mod tests {
         fs::remove_dir_all(proc).unwrap();
     }
 
-    /// kube-proxy takes it, and so does Tripod when it serves.
+    /// kube-proxy accepts it, and so does Tripod when it serves.
     #[test]
     fn a_file_with_fields_given_twice_and_more_documents_is_read() {
         let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\n\

@@ -7,13 +7,13 @@ use crate::config::ModeName;
 
 /// Longest line, in columns.
 const COLUMNS: usize = 90;
-/// Number of names of things in the kernel that are shown; the rest is counted.
+/// Maximum number of names of kernel objects that are printed; the rest is counted.
 const NAMES: usize = 6;
 
 /// Text where parts of the report are left out.
 const MORE: &str = "\nFor notes, other modes and what happens to rules in the kernel: -o wide.\n";
 
-/// Returns the lines: the mode that would run, and what differs in it. `wide`: everything.
+/// Formats the report: the mode that would run, and its differences. `wide`: everything.
 pub fn table(report: &Report, wide: bool) -> String {
     let mut text = String::new();
     chosen(&mut text, report);
@@ -34,7 +34,7 @@ pub fn table(report: &Report, wide: bool) -> String {
     text
 }
 
-/// Writes the mode that would run, and why.
+/// Writes the mode that would run, and the reasons.
 fn chosen(text: &mut String, report: &Report) {
     let Some(chosen) = &report.node else {
         let mode = format!("{} mode, as configured; no node was examined", report.asked);
@@ -86,7 +86,7 @@ fn differences(text: &mut String, report: &Report, wide: bool) {
     }
 }
 
-/// Writes what happens to what is in the kernel, if `wide`, and what could not be read of it.
+/// Writes what happens to the objects in the kernel, if `wide`, and which could not be read.
 fn kernel(text: &mut String, report: &Report, wide: bool) {
     let groups = if wide { &*report.kernel } else { &[] };
     if !groups.is_empty() || !report.unknown.is_empty() {
@@ -114,11 +114,11 @@ fn kernel(text: &mut String, report: &Report, wide: bool) {
     }
 }
 
-/// Which rows belong to a section.
+/// The rows of a section.
 enum Of {
-    /// Those of every mode.
+    /// Those that apply in every mode.
     All,
-    /// Those of this mode, but not of all modes.
+    /// Those that apply in this mode, but not in all modes.
     One(String),
 }
 
@@ -132,7 +132,7 @@ impl Of {
     }
 }
 
-/// Returns the sections: first those of the mode that decides.
+/// Returns the sections: first those of the decisive mode.
 fn sections(decisive: Option<&str>, wide: bool) -> Vec<(String, Of)> {
     let modes = modes(decisive, wide).into_iter();
     let mut sections = vec![("in every mode".to_owned(), Of::All)];
@@ -140,8 +140,7 @@ fn sections(decisive: Option<&str>, wide: bool) -> Vec<(String, Of)> {
     sections
 }
 
-/// Returns the name of the mode that decides, with words about it; if `wide`, those of the other
-/// modes after it.
+/// The decisive mode with its heading; if `wide`, followed by the other modes.
 fn modes(decisive: Option<&str>, wide: bool) -> Vec<(String, String)> {
     let decides = |mode: &str| Some(mode) == decisive;
     let all = ModeName::ALL.map(ModeName::name).into_iter();

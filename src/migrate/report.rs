@@ -1,4 +1,4 @@
-//! The report, and the rows that it consists of.
+//! The report, and its rows.
 
 use serde::Serialize;
 
@@ -10,7 +10,7 @@ use super::{changes::ModeChanges, state::Group};
 pub enum Importance {
     /// Clients, endpoints or the operator notice.
     Difference,
-    /// For information: what is configured keeps its meaning.
+    /// For information: the configuration keeps its meaning.
     Note,
 }
 
@@ -22,18 +22,18 @@ pub struct Row {
     pub setting: String,
     /// Whether the difference matters, or is only for information.
     pub importance: Importance,
-    /// What kube-proxy does.
+    /// The behaviour of kube-proxy.
     pub kube_proxy: String,
-    /// What Tripod does.
+    /// The behaviour of Tripod.
     pub tripod: String,
-    /// What can be done about it.
+    /// The remedy.
     pub to_do: String,
     /// The modes of Tripod to which it applies.
     pub modes: Vec<String>,
 }
 
 impl Row {
-    /// Returns whether both say the same, whatever the modes.
+    /// Returns whether both say the same, apart from their modes.
     pub(super) fn is_about_the_same(&self, other: &Row) -> bool {
         let words = |row: &Row| {
             let Row {
@@ -65,12 +65,12 @@ impl Rows {
         });
     }
 
-    /// Adds setting, what kube-proxy does, what Tripod does, and what to do.
+    /// Adds a row: the setting, the behaviour of kube-proxy and of Tripod, and the remedy.
     pub(super) fn differs(&mut self, row: [&str; 4]) {
         self.add(Importance::Difference, row);
     }
 
-    /// Adds the same, for what does not matter.
+    /// Adds a row that is only for information.
     pub(super) fn note(&mut self, row: [&str; 4]) {
         self.add(Importance::Note, row);
     }
@@ -97,31 +97,31 @@ pub struct Chosen {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
-    /// Where the configuration comes from, in words.
+    /// A description of the configuration's origin.
     pub configuration: String,
     /// The mode that kube-proxy runs with it.
     pub kube_proxy_mode: String,
-    /// The mode that Tripod is asked to run with it.
+    /// The mode that Tripod is requested to run with it.
     pub asked: String,
-    /// What this node would get; `None`: this machine was not examined.
+    /// The mode that this node would get; `None`: this machine was not examined.
     pub node: Option<Chosen>,
-    /// What differs, mode by mode.
+    /// The differences, mode by mode.
     pub differences: Vec<Row>,
-    /// What kube-proxy, or an earlier Tripod, has in this kernel.
+    /// The objects of kube-proxy, or of an earlier Tripod, in this kernel.
     pub kernel: Vec<Group>,
-    /// What could not be read of it, each with the reason.
+    /// Objects that could not be read, each with the reason.
     pub unknown: Vec<String>,
-    /// For each mode, what changes line by line if it starts; `None`: the cluster's
-    /// objects were not given.
+    /// For each mode, the changes line by line if it starts; `None`: the cluster's objects were not
+    /// given.
     pub changes: Option<Vec<ModeChanges>>,
-    /// Why lines are missing among those that would be added, and may be among those that would be
-    /// removed; `None`: the objects are complete.
+    /// Why added lines may be missing, and too many lines be listed as removed; `None`: the objects
+    /// are complete.
     pub incomplete: Option<String>,
 }
 
 impl Report {
-    /// Returns the mode that decides: the one that this node would get, or the one asked for if no
-    /// node was examined; `None`: this node can run none.
+    /// Returns the decisive mode: that which this node would get, or the requested one if no node
+    /// was examined; `None`: this node can run none.
     pub(super) fn decisive(&self) -> Option<&str> {
         match &self.node {
             Some(chosen) => chosen.mode.as_deref(),
@@ -129,8 +129,7 @@ impl Report {
         }
     }
 
-    /// Returns whether something that matters differs in the mode that decides, or no
-    /// mode can run.
+    /// Returns whether there is an important difference in the decisive mode, or no mode can run.
     pub fn differs(&self) -> bool {
         self.decisive().is_none_or(|mode| {
             self.differences.iter().any(|row| {

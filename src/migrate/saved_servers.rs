@@ -1,6 +1,6 @@
-//! Which virtual servers belong to ipvs mode where they, the sets and the addresses of the dummy
-//! link are known as programs printed them; pure. On a node `ipvs::virtual_servers` decides, by
-//! the same rules.
+//! Tells the virtual servers of ipvs mode from others, if they, the sets and the addresses of the
+//! dummy link are known only as the output of programs; pure. On a node `ipvs::virtual_servers`
+//! decides, by the same rules.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -17,16 +17,16 @@ use crate::modes::ipvs::{
     plan::{ServerId, is_excluded},
 };
 
-/// What distinguishes our virtual servers from those of other programs, such as keepalived.
+/// The facts that tell our virtual servers from those of other programs, such as keepalived.
 pub(super) struct OwnServers {
     /// The addresses of the dummy link.
     services: BTreeSet<IpAddr>,
-    /// What the sets name at addresses of the node.
+    /// The frontends that the sets name at addresses of the node.
     named: NamedFrontends,
 }
 
 impl OwnServers {
-    /// Reads it from the output of `ipset save` and `ip address show kube-ipvs0`.
+    /// Parses the output of `ipset save` and `ip address show kube-ipvs0`.
     pub(super) fn read(sets: &str, addresses: &str) -> OwnServers {
         let mut members: HashMap<&str, Vec<Element>> = HashMap::new();
         for line in sets.lines() {
@@ -59,20 +59,20 @@ impl OwnServers {
     }
 }
 
-/// Returns the lines of the output of `ipvsadm -Sn` about virtual servers of ipvs mode and their
-/// real servers. `own` is `None` where it is not known: then all are, except those with addresses
-/// in `exclude`.
+/// Keeps those lines of the output of `ipvsadm -Sn` that are about virtual servers of ipvs mode and
+/// their real servers. If `own` is `None`, it is unknown which are ours: all count, except those
+/// with addresses in `exclude`.
 pub(super) fn ours(servers: &str, own: Option<&OwnServers>, exclude: &[IpNet]) -> String {
     let is_ours = |line: &&str| match server(line) {
         Some(id) => own.is_none_or(|own| own.has(&id)) && !is_excluded(exclude, id.address.ip()),
-        // By a mark of packets, which ipvs mode has for no virtual server.
+        // A virtual server by a mark of packets, which ipvs mode does not use.
         None => !line.split_whitespace().any(|word| word == "-f"),
     };
     let lines = servers.lines().filter(is_ours);
     lines.map(|line| format!("{line}\n")).collect()
 }
 
-/// Returns the virtual server that a line of `ipvsadm -Sn` is about; `None`: it names none by its
+/// Parses the virtual server in a line of `ipvsadm -Sn`; `None`: the line does not name it by
 /// address.
 fn server(line: &str) -> Option<ServerId> {
     let mut words = line.split_whitespace().skip(1);
@@ -86,7 +86,7 @@ fn server(line: &str) -> Option<ServerId> {
     Some(ServerId::new(address, protocol))
 }
 
-/// Returns a port, or what an address with a port names; `None` for another member of a set.
+/// Parses a port, or an address with a port, in a member of a set; `None`: another kind of member.
 fn element(member: &str) -> Option<Element> {
     let mut parts = member.split(',');
     let first = parts.next()?;
@@ -127,7 +127,7 @@ mod tests {
             ("-a -t 192.0.2.10:6443 -r 192.0.2.20:6443 -g -w 1", false),
             ("-A -t 192.0.2.13:80 -s rr", false),
             ("-A -f 1 -s rr", false),
-            // Without -n; then it is not known.
+            // Without -n the address is unknown, and the line is kept.
             ("-A -t web:http -s rr", true),
         ] {
             let found = ours(line, Some(&own), &[]);

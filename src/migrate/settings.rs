@@ -1,4 +1,4 @@
-//! What Tripod does with kube-proxy's settings, in each mode; pure.
+//! The effects of kube-proxy's settings in each mode of Tripod; pure.
 
 use net::Family;
 
@@ -8,7 +8,7 @@ use crate::{
     sched::SchedulerName,
 };
 
-/// Adds what differs in `mode`.
+/// Adds the differences in `mode`.
 pub(super) fn rows(given: &Given, mode: ModeName, rows: &mut Rows) {
     unknown(given, rows);
     without_effect(given, rows);
@@ -35,7 +35,7 @@ fn unknown(given: &Given, rows: &mut Rows) {
 
 fn without_effect(given: &Given, rows: &mut Rows) {
     for field in fields_without_effect(&given.settings.configuration) {
-        // How objects are fetched has rows of its own.
+        // The settings for fetching objects have their own rows.
         if field == "configSyncPeriod" || field.starts_with("clientConnection") {
             continue;
         }
@@ -59,7 +59,7 @@ fn without_effect(given: &Given, rows: &mut Rows) {
     }
 }
 
-/// Adds what differs in how objects are fetched.
+/// Adds the differences in fetching objects.
 fn objects(c: &KubeProxyConfiguration, rows: &mut Rows) {
     let usual = KubeProxyConfiguration::default();
     if c.config_sync_period != usual.config_sync_period {
@@ -121,7 +121,7 @@ fn scheduler(given: &Given, mode: ModeName, rows: &mut Rows) {
     rows.differs([&setting, &before, &after, to_do]);
 }
 
-/// Adds what differs in the settings for addresses and virtual servers of ipvs mode.
+/// Adds the differences in the settings for addresses and virtual servers of ipvs mode.
 fn service_addresses(given: &Given, mode: ModeName, rows: &mut Rows) {
     let ipvs = &given.settings.configuration.ipvs;
     let (was, is) = (
@@ -161,7 +161,7 @@ fn service_addresses(given: &Given, mode: ModeName, rows: &mut Rows) {
     }
 }
 
-/// Adds what differs for packets of connections that conntrack does not follow.
+/// Adds the difference for packets of connections that conntrack does not follow.
 fn invalid_packets(given: &Given, mode: ModeName, rows: &mut Rows) {
     let drops = matches!(mode, ModeName::Iptables | ModeName::Nftables);
     let was = given.kube_proxy_mode();
@@ -177,10 +177,10 @@ fn invalid_packets(given: &Given, mode: ModeName, rows: &mut Rows) {
     ]);
 }
 
-/// Adds that nftables mode has node ports at fewer addresses where none are configured, as
-/// kube-proxy's (`platformApplyDefaults` of its `cmd/kube-proxy/app/init_linux.go`).
+/// Adds that nftables mode serves node ports at fewer addresses if none are configured, as
+/// kube-proxy's does (`platformApplyDefaults` of its `cmd/kube-proxy/app/init_linux.go`).
 fn node_ports(given: &Given, mode: ModeName, rows: &mut Rows) {
-    // Never empty where kube-proxy's mode is nftables.
+    // Never empty if kube-proxy's mode is nftables.
     let named = &given.settings.configuration.node_port_addresses;
     if mode != ModeName::Nftables || !named.is_empty() {
         return;
@@ -194,7 +194,7 @@ fn node_ports(given: &Given, mode: ModeName, rows: &mut Rows) {
     ]);
 }
 
-/// Adds what differs for node ports at 127.0.0.1.
+/// Adds the differences for node ports at 127.0.0.1.
 fn localhost(given: &Given, mode: ModeName, rows: &mut Rows) {
     let settings = &given.settings;
     let node_ports = &settings.effective.node_ports;
@@ -276,7 +276,7 @@ fn syncs(given: &Given, rows: &mut Rows) {
     }
 }
 
-/// Adds what has a meaning only in userspace mode.
+/// Adds the settings that apply only in userspace mode.
 fn userspace(given: &Given, mode: ModeName, rows: &mut Rows) {
     if mode != ModeName::Userspace || given.kube_proxy_mode() == ModeName::Userspace {
         return;

@@ -1,5 +1,5 @@
-//! What kube-proxy, or an earlier Tripod, has in the kernel, and what happens to it;
-//! [`observe`] reads it, the rest is pure.
+//! The objects that kube-proxy, or an earlier Tripod, has in the kernel, and what happens to them;
+//! [`observe`] reads them, the rest is pure.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -24,7 +24,7 @@ use crate::{
     },
 };
 
-/// What the kernel holds of modes of kube-proxy.
+/// The objects of kube-proxy's modes in the kernel.
 #[derive(Clone, Debug, Default)]
 pub struct Observed {
     /// Chains of iptables mode.
@@ -39,15 +39,16 @@ pub struct Observed {
     pub servers: Vec<String>,
     /// Whether there is a link kube-ipvs0.
     pub link: bool,
-    /// Chains that drop at hook INPUT what none of their rules accepts; `None`: not known.
+    /// Chains at hook INPUT that drop packets which none of their rules accepts; `None`: unknown.
     pub dropping: Option<Vec<String>>,
-    /// What could not be read, so that it is not known whether it exists, each with the reason.
+    /// Objects that could not be read, so that it is unknown whether they exist, each with the
+    /// reason.
     pub unknown: Vec<String>,
 }
 
-/// Reads what exists. Virtual servers with addresses in `exclude` belong to other programs.
-/// Tables and sets count as absent if the kernel does not support them, or does not let this
-/// process see them.
+/// Reads the existing objects. Virtual servers with addresses in `exclude` belong to other
+/// programs. Tables and sets count as absent if the kernel does not support them, or does not let
+/// this process see them.
 pub async fn observe(exclude: &[IpNet]) -> Observed {
     let mut unknown = Vec::new();
     let named = |name: &str| [nftables::KUBE_PROXY, nftables::TABLE].contains(&name);
@@ -83,8 +84,8 @@ pub async fn observe(exclude: &[IpNet]) -> Observed {
     }
 }
 
-/// Returns the chains that drop at hook INPUT what none of their rules accepts; `None`: the
-/// kernel does not say.
+/// Lists the chains at hook INPUT that drop packets which none of their rules accepts; `None`: the
+/// kernel cannot list them.
 async fn dropping() -> Result<Option<Vec<String>>, netlink::Error> {
     let mut found = Vec::new();
     for family in Family::ALL {
@@ -93,14 +94,14 @@ async fn dropping() -> Result<Option<Vec<String>>, netlink::Error> {
             None => return Ok(None),
         }
     }
-    // A table of family inet is at the hook of both families.
+    // A table of family inet is at the hook in both families.
     found.sort_unstable();
     found.dedup();
     Ok(Some(found))
 }
 
-/// Returns what was `read`; `None`: that failed for a reason that is not temporary, such as a
-/// kernel that does not support it.
+/// Unwraps a `read`; `None`: it failed for a reason that is not temporary, such as a kernel that
+/// does not support it.
 fn there<T>(read: Result<T, netlink::Error>) -> Result<Option<T>, netlink::Error> {
     match read {
         Err(error) if !error.is_passing() => Ok(None),
@@ -108,8 +109,8 @@ fn there<T>(read: Result<T, netlink::Error>) -> Result<Option<T>, netlink::Error
     }
 }
 
-/// Returns what was `read`, or nothing; in that case adds to `unknown` why `what` could not
-/// be read.
+/// Unwraps a `read`; if it failed, returns nothing and adds to `unknown` why `what` could not be
+/// read.
 fn known<T: Default>(
     read: Result<T, impl fmt::Display>,
     what: &str,
@@ -121,13 +122,13 @@ fn known<T: Default>(
     })
 }
 
-/// What happens to something when Tripod has started.
+/// The fate of an object after Tripod has started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Becomes {
-    /// The mode has the same: what differs is written, the rest stays in force.
+    /// The mode has the same object: differences are written, the rest stays.
     TakenOver,
-    /// It is removed once the mode is in force and no connection needs it.
+    /// It is removed once the mode is applied and no connection needs it.
     Removed,
     /// No mode can run, so nothing is changed.
     Unchanged,
@@ -146,19 +147,19 @@ impl fmt::Display for Becomes {
     }
 }
 
-/// Things of one kind in one place to which the same happens.
+/// Objects of one kind in one place with the same fate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Group {
-    /// What and where, such as `chains of nat (IPv4, iptables-nft)`.
+    /// Kind and place, such as `chains of nat (IPv4, iptables-nft)`.
     pub what: String,
-    /// What happens to them.
+    /// Their fate.
     pub becomes: Becomes,
     /// Their names, sorted.
     pub names: Vec<String>,
 }
 
-/// Returns what happens to what is `observed` when `mode` starts, whose rules go to
+/// Decides what happens to the `observed` objects when `mode` starts, which writes its rules to
 /// `engines`; `None`: no mode can run.
 pub fn groups(
     observed: &Observed,
@@ -266,7 +267,7 @@ mod tests {
         }
     }
 
-    /// Returns what is taken over of `node`.
+    /// Objects of `node` that are taken over.
     fn taken_over(mode: Option<ModeName>) -> Vec<String> {
         let engines = [(Family::V4, Engine::NfTables)];
         let groups = groups(&node(), mode, &engines).into_iter();

@@ -1,4 +1,4 @@
-//! What is reported for configurations as clusters have them.
+//! Reports for configurations like those of real clusters.
 
 use std::{
     collections::BTreeSet,
@@ -10,7 +10,7 @@ use std::{
 use super::*;
 use crate::cli::Origin;
 
-/// Reads ConfigMaps and configuration files as clusters have them.
+/// Reads ConfigMaps and configuration files like those of real clusters.
 fn sample(name: &str) -> Given {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/migrate");
     let path = folder.join(name);
@@ -38,7 +38,7 @@ fn gets(mode: ModeName) -> Chosen {
     }
 }
 
-/// Returns the settings that differ in `mode`, shortened to their first words.
+/// The settings that differ in `mode`, shortened to their first words.
 fn differing(given: &Given, mode: ModeName) -> Vec<String> {
     settings_of(given, mode, Importance::Difference)
 }
@@ -113,7 +113,7 @@ fn each_cluster_hears_what_differs_in_each_mode() {
     }
 }
 
-/// Checks what differs for the cluster of a sample in `mode`.
+/// Checks the differences for the cluster of a sample in `mode`.
 fn hears(name: &str, mode: ModeName, expected: &[&str]) {
     let found = differing(&sample(name), mode);
     let found: BTreeSet<&str> = found.iter().map(String::as_str).collect();
@@ -121,7 +121,7 @@ fn hears(name: &str, mode: ModeName, expected: &[&str]) {
     assert_eq!(found, expected, "{name} in {mode} mode");
 }
 
-/// What IPVS and its link do, and other modes do not.
+/// Effects of IPVS and its link that other modes do not have.
 #[test]
 fn a_cluster_in_ipvs_mode_hears_what_it_loses() {
     use ModeName::{Iptables, Ipvs, Nftables, Userspace};
@@ -183,7 +183,7 @@ fn node_ports_on_localhost_are_kept_or_named() {
     check(LOCALHOST, &cases);
 }
 
-/// They narrow where the mode is named.
+/// The addresses are fewer only where the mode is named.
 #[test]
 fn node_ports_at_other_addresses_are_noted_for_nftables_mode() {
     use ModeName::{Iptables, Ipvs, Nftables};
@@ -249,7 +249,7 @@ fn other_settings_mean_what_they_meant_or_are_named() {
 }
 
 /// For each mode of kube-proxy and of Tripod: whether packets to Services begin to pass hook
-/// INPUT, and what is reported for a node whose chains are known, or not.
+/// INPUT, and the report for a node whose chains are known, or not.
 #[test]
 fn a_firewall_in_input_is_named_where_packets_come_to_pass_it() {
     use ModeName::{Iptables, Ipvs, Nftables, Userspace};
@@ -291,7 +291,7 @@ fn a_firewall_in_input_is_named_where_packets_come_to_pass_it() {
     }
 }
 
-/// Returns a report about `given` on a node that gets `mode`.
+/// Builds a report about `given` on a node that gets `mode`.
 fn report(given: &Given, mode: Option<ModeName>) -> Report {
     let node = Chosen {
         mode: mode.map(|mode| mode.to_string()),

@@ -10,8 +10,8 @@ use netlink::{
 /// The dummy link on which ipvs mode has the addresses of Services, as kube-proxy calls it.
 pub const SERVICE_LINK: &str = "kube-ipvs0";
 
-/// Returns the node's own addresses: neither those of Services, nor those of a single
-/// link, which other hosts cannot call without naming it.
+/// Returns the node's own addresses, without those of Services, and without link-local ones, which
+/// other hosts cannot call without naming the link.
 ///
 /// # Errors
 /// When the kernel cannot list them.
@@ -20,7 +20,7 @@ pub fn own() -> Result<Vec<IpAddr>, Error> {
     Ok(own.map(|address| address.address).collect())
 }
 
-/// Returns the same, with what the kernel says of each.
+/// Returns the same, with the kernel's details of each.
 ///
 /// # Errors
 /// When the kernel cannot list them.

@@ -1,5 +1,5 @@
-//! The node: its name, where it serves node ports, and what is set on it before
-//! it serves.
+//! The node: its name, the addresses of its node ports, and its settings that are made before
+//! serving.
 
 pub mod addresses;
 mod ports;

@@ -8,7 +8,7 @@ use net::Family;
 
 use crate::{config::NodePortAddresses, services::Node};
 
-/// Which addresses serve node ports now.
+/// The addresses that serve node ports now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Served {
     /// All addresses of the node.
@@ -33,7 +33,7 @@ impl Served {
         Family::ALL.into_iter().all(is_whole)
     }
 
-    /// Returns what is served of `family`: all addresses if one of the networks covers the family.
+    /// The served addresses of `family`: all if one of the networks covers the family.
     pub fn of(&self, family: Family) -> Served {
         let Served::Within(networks) = self else {
             return Served::All;
@@ -50,8 +50,8 @@ impl Served {
     }
 }
 
-/// The addresses on which one follower of [`NodePorts`] has acted: each follower has to act on a
-/// change, whichever of them noticed it first.
+/// The addresses on which one follower of [`NodePorts`] has acted: each follower must act on a
+/// change, whichever of them notices it first.
 #[derive(Debug)]
 pub struct ActedOn(Arc<Served>);
 
@@ -64,20 +64,20 @@ impl ActedOn {
     }
 }
 
-/// `nodePortAddresses`, resolved as far as this node is known.
+/// `nodePortAddresses`, resolved as far as possible from what is known about this node.
 #[derive(Debug)]
 pub struct NodePorts {
     /// `None`: `primary` is not configured; else the address that `bindAddress` names, if it names
     /// one.
     primary: Option<Option<IpAddr>>,
-    /// The networks that are served whatever the node's object says.
+    /// The networks that are served regardless of the Node object.
     networks: Vec<IpNet>,
     loopback: Vec<IpAddr>,
     served: ArcSwap<Served>,
 }
 
 impl NodePorts {
-    /// Resolves the configuration. A family of which no network is named is served whole, as in
+    /// Resolves the configuration. A family without a named network is served completely, as in
     /// kube-proxy (`NewNodePortAddresses` of its `pkg/proxy/util`), unless the primary addresses
     /// are named, which are of both families. `node_ip` is `bindAddress`, if that names an address.
     pub fn new(configured: &NodePortAddresses, node_ip: Option<IpAddr>) -> Self {
@@ -109,8 +109,8 @@ impl NodePorts {
         ports
     }
 
-    /// Updates what follows from this node's object. Until the object is known, `primary` serves no
-    /// address: it means fewer than all.
+    /// Applies this node's object. Until the object is known, `primary` serves no address, because
+    /// it means fewer than all.
     pub fn update(&self, node: Option<&Node>) {
         let Some(node_ip) = self.primary else {
             return;
@@ -128,7 +128,7 @@ impl NodePorts {
         }
     }
 
-    /// Returns the state of a follower that begins with the addresses that are served now.
+    /// Makes the state of a follower that starts with the addresses served now.
     pub fn acted_on(&self) -> ActedOn {
         ActedOn(self.served())
     }

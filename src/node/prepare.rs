@@ -1,4 +1,4 @@
-//! What is set on a node before it serves.
+//! Settings that are made on a node before it serves.
 
 use std::{fs, io};
 
@@ -12,11 +12,11 @@ use crate::{
     events::{Event, Recorder, Regarding, Severity},
 };
 
-/// The kernel's setting for which process is ended first when memory runs out (proc(5)).
+/// The kernel's setting for which process is killed first when memory runs out (proc(5)).
 const OOM_SCORE_ADJ: &str = "/proc/self/oom_score_adj";
 
-/// Sets how early the kernel ends this process when memory runs out; if it cannot be set, that is
-/// logged. A lower value takes CAP_SYS_RESOURCE, which few processes have.
+/// Sets how early the kernel kills this process when memory runs out; a failure is logged. A lower
+/// value takes CAP_SYS_RESOURCE, which few processes have.
 pub fn set_oom_score(score: i32) {
     match fs::write(OOM_SCORE_ADJ, score.to_string()) {
         Ok(()) => {}
@@ -30,9 +30,9 @@ pub fn set_oom_score(score: i32) {
     }
 }
 
-/// Sets the limits and timeouts of connection tracking. What cannot be set is logged, and does not
-/// prevent the start. Returns the settings that hold from now on, without those that this kernel,
-/// or this container, does not allow to be set.
+/// Sets the limits and timeouts of connection tracking. Settings that cannot be made are logged,
+/// and do not prevent the start. Returns the settings that hold from now on, without those that
+/// this kernel, or this container, does not allow.
 pub fn prepare(configuration: &KubeProxyConfiguration, recorder: &Recorder) -> Vec<Setting> {
     let configured = &configuration.conntrack;
     let options = conntrack::Options {
@@ -50,7 +50,7 @@ pub fn prepare(configuration: &KubeProxyConfiguration, recorder: &Recorder) -> V
             plan.retain(|setting| *setting != unset.setting);
         }
         match unset.reason {
-            // It comes with a module that may be loaded later.
+            // It belongs to a module that may be loaded later.
             Reason::Missing => tracing::debug!("{unset}"),
             Reason::Forbidden(_) => {
                 tracing::warn!("{unset}");

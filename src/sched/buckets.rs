@@ -1,5 +1,5 @@
-//! What sh and dh share: a table of buckets, dealt to the real servers in
-//! turn, in which the hash of an address finds its server.
+//! The table that sh and dh share: its buckets are dealt to the real servers in turn, and the hash
+//! of an address selects a bucket.
 
 use std::{fmt, net::IpAddr};
 
@@ -11,8 +11,8 @@ use super::{
 
 /// Table size of IPVS (`IP_VS_SH_TAB_BITS`, `IP_VS_DH_TAB_BITS`).
 const BITS: u32 = 8;
-/// Minimum number of rounds of dealing that the table holds. The last one is incomplete, so shares
-/// deviate by at most one part in this many.
+/// Minimum number of rounds of dealing that fit into the table. The last one is incomplete, so
+/// shares deviate by at most one part in this many.
 const ROUNDS: u64 = 16;
 /// The table grows up to this size for [`ROUNDS`]; beyond it, turns shrink.
 const MAX_BITS: u32 = 16;
@@ -28,9 +28,8 @@ pub(super) struct Buckets {
 }
 
 impl Buckets {
-    /// Deals the buckets: to each server as many in a row as its turns (at
-    /// least one), over and over until the table is full, as
-    /// `ip_vs_sh_reassign` does.
+    /// Deals the buckets: as many in a row to each server as it has turns (at least one), over and
+    /// over until the table is full, as `ip_vs_sh_reassign` does.
     ///
     /// The kernel's table always has 256 buckets, in which weights of 130 and 100 become 156 and
     /// 100, and the 257th server gets nothing. Here it is larger where 256 is less than [`ROUNDS`]
@@ -56,12 +55,10 @@ impl Buckets {
         }
     }
 
-    /// Returns the server of `address`. If it is unusable, the address goes to
-    /// another one, always the same while the others stay usable. IPVS does
-    /// this only with the flag `sh-fallback`, and shifts all addresses of the
-    /// unusable server by the same distance, mostly to one neighbour; here each
-    /// address hashes anew, so that all servers share the burden by their
-    /// turns.
+    /// Picks the server of `address`. If it is unusable, the address goes to another one, always
+    /// the same while the others stay usable. IPVS does this only with the flag `sh-fallback`, and
+    /// shifts all addresses of the unusable server by the same distance, mostly to one neighbour;
+    /// here each address is hashed again, so that all servers share the load by their turns.
     pub(super) fn pick(
         &self,
         address: IpAddr,

@@ -1,6 +1,5 @@
-//! `dh`: destination hashing. A destination address keeps its real server;
-//! destinations are spread evenly, whatever the weights as long as those are
-//! not 0 (kernel `ip_vs_dh.c`).
+//! `dh`: destination hashing. A destination address keeps its real server; destinations are spread
+//! evenly, regardless of the weights, as long as those are not 0 (kernel `ip_vs_dh.c`).
 
 use super::{Flow, RealServer, Scheduler, buckets::Buckets};
 

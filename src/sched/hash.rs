@@ -1,11 +1,10 @@
-//! The hash functions of IPVS's hashing schedulers, so that equal addresses
-//! meet equal buckets.
+//! The hash functions of IPVS's hashing schedulers, so that equal addresses hash to equal buckets.
 
 use std::net::IpAddr;
 
-/// Returns an address as one word: IPv6 is folded by exclusive or of its four
-/// words (`ip_vs_sh_hashkey`, `ip_vs_mh_hashkey`). An IPv4 address hashes alike
-/// whether it comes as such or mapped into IPv6 by a dual-stack socket.
+/// Returns an address as one word: IPv6 is folded by exclusive or of its four words
+/// (`ip_vs_sh_hashkey`, `ip_vs_mh_hashkey`). An IPv4 address has the same hash whether it is given
+/// as such or mapped into IPv6 by a dual-stack socket.
 pub(super) fn fold(address: IpAddr) -> u32 {
     match address.to_canonical() {
         IpAddr::V4(v4) => v4.to_bits(),

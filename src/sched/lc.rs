@@ -1,9 +1,8 @@
-//! `lc`: least connections, whatever the weight as long as that is not 0
-//! (kernel `ip_vs_lc.c`).
+//! `lc`: least connections, regardless of the weight, as long as that is not 0 (kernel
+//! `ip_vs_lc.c`).
 
 use super::{RealServer, least::overhead};
 
-/// Returns the cost of `server`, and its share.
 pub(super) fn cost(server: &RealServer) -> (u64, u32) {
     (overhead(&server.load), 1)
 }

@@ -1,16 +1,15 @@
-//! What lc, wlc, sed and nq share: they pick the real server with the least cost for its
+//! The common part of lc, wlc, sed and nq, which pick the real server with the least cost for its
 //! share of the load.
 
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::{Flow, Load, RealServer, Scheduler, round, usable};
 
-/// Returns the cost of a real server that has a weight, and the share of the load that it
-/// is to take, which is not 0.
+/// Computes the cost of a real server that has a weight, and its share of the load, which is not 0.
 type Cost = fn(&RealServer) -> (u64, u32);
 
-/// Picks the usable real server whose cost is least for its share; among equals the one
-/// that comes first when counting begins at `first`.
+/// Picks the usable real server whose cost is least for its share; among equals, the first one when
+/// counting from `first`.
 #[derive(Debug)]
 pub(super) struct Least {
     first: usize,
@@ -22,7 +21,7 @@ impl Least {
         Least { first, cost }
     }
 
-    /// Returns the indices of `servers` in the order in which equals are preferred.
+    /// The indices of `servers` in the order of preference among equals.
     pub(super) fn order(&self, servers: &[RealServer]) -> impl Iterator<Item = usize> {
         round(servers, self.first)
     }
@@ -52,14 +51,13 @@ impl Scheduler for Least {
     }
 }
 
-/// Returns the open connections of a real server as a cost: IPVS reckons an established
-/// one 256 times as costly as one that is ending (`ip_vs_dest_conn_overhead`
-/// in the kernel's `include/net/ip_vs.h`).
+/// The cost of a real server's open connections: IPVS counts an established one as 256 times as
+/// costly as a closing one (`ip_vs_dest_conn_overhead` in the kernel's `include/net/ip_vs.h`).
 pub(super) fn overhead(load: &Load) -> u64 {
     u64::from(load.active.load(Relaxed)) * 256 + u64::from(load.inactive.load(Relaxed))
 }
 
-/// Returns the established connections, the new one included.
+/// Number of established connections, including the new one.
 pub(super) fn expected(load: &Load) -> u64 {
     u64::from(load.active.load(Relaxed)) + 1
 }

@@ -1,8 +1,7 @@
-//! `mh`: Maglev hashing. A client address keeps its real server, clients are
-//! spread in proportion to the weights, and a server that comes or goes moves
-//! little more than its own share (kernel `ip_vs_mh.c`, without the flag
-//! `mh-port`; D. E. Eisenbud et al., "Maglev: a fast and reliable software
-//! network load balancer", NSDI 2016, section 3.4).
+//! `mh`: Maglev hashing. A client address keeps its real server, clients are spread in proportion
+//! to the weights, and adding or removing a server moves little more than its own share (kernel
+//! `ip_vs_mh.c`, without the flag `mh-port`; D. E. Eisenbud et al., "Maglev: a fast and reliable
+//! software network load balancer", NSDI 2016, section 3.4).
 
 use std::{fmt, net::SocketAddr, sync::Arc};
 
@@ -13,7 +12,7 @@ use super::{
 };
 
 /// Table sizes that the kernel offers. Its default is the fifth, as here; larger ones are for sets
-/// that do not fit into it.
+/// that do not fit into that.
 const PRIMES: [u32; 10] = [
     251, 509, 1021, 2039, 4093, 8191, 16381, 32749, 65521, 131_071,
 ];
@@ -27,8 +26,7 @@ const PROBES: u32 = 32;
 const UNASSIGNED: u32 = u32::MAX;
 
 pub(super) struct Maglev {
-    /// What the table was made from: each server and its latest weight other
-    /// than 0.
+    /// The members that the table was made from: each server and its latest weight other than 0.
     members: Box<[(SocketAddr, u32)]>,
     /// Index of the real server of each entry; empty if no server ever had a
     /// weight.
@@ -50,22 +48,22 @@ impl Maglev {
     }
 }
 
-/// Returns the weight with which the server enters the table. One whose weight
-/// becomes 0 keeps its entries, as in the kernel (`last_weight`), so that
-/// draining it moves no clients of other servers.
+/// Returns the weight for the server's share of the table. A server whose weight becomes 0 keeps
+/// its entries, as in the kernel (`last_weight`), so that draining it moves no clients of other
+/// servers.
 fn latest_weight(i: usize, server: &RealServer, previous: Option<&Maglev>) -> u32 {
     if server.weight > 0 {
         return server.weight;
     }
     let Some(previous) = previous else { return 0 };
     let same = |(address, _): &&(SocketAddr, u32)| *address == server.address;
-    // Mostly the set is the same and only the weight has changed.
+    // In most cases the set is the same and only the weight has changed.
     let near = previous.members.get(i).filter(same);
     near.or_else(|| previous.members.iter().find(same))
         .map_or(0, |&(_, weight)| weight)
 }
 
-/// A member's walk over the table: the order in which it prefers entries, and how many it takes in
+/// A member's walk over the table: its order of preference for entries, and how many it takes in
 /// each round.
 struct Walk {
     at: u32,
@@ -83,7 +81,7 @@ fn populate(members: &[(SocketAddr, u32)]) -> Box<[u32]> {
         .unwrap_or(PRIMES.len() - 1);
     let size = PRIMES[prime];
 
-    // Rows stay short compared with the table: 6 bits of weight for the default one.
+    // Rows stay short relative to the table: 6 bits of weight for the default one.
     let most = members.iter().map(|&(_, w)| w / gcd).max().unwrap_or(0);
     let shift = (u32::BITS - most.leading_zeros()).saturating_sub((prime as u32 + 8) / 2);
     let mut walks: Vec<Walk> = members
@@ -137,7 +135,7 @@ impl Scheduler for Maglev {
         }
         // The probes of `ip_vs_mh_get_fallback` (flag `mh-fallback`), but fewer than the table has
         // entries: even that many might miss the last usable server, which the walk after them does
-        // not.
+        // not miss.
         (0..PROBES)
             .filter_map(|probe| server(entry((home + probe).checked_rem(size)?)))
             .find(|&i| usable(servers, skip, i))

@@ -61,25 +61,25 @@ use least::Least;
 pub use name::{SchedulerName, SchedulerNameError};
 pub use seed::Seed;
 
-/// Numbers of connections that a real server has now. Shared between successive sets of real
-/// servers, so that counts survive a change of the set.
+/// Numbers of open connections of a real server. Shared between successive sets of real servers, so
+/// that counts survive a change of the set.
 #[derive(Debug, Default)]
 pub struct Load {
     /// Established or being established.
     pub active: AtomicU32,
     /// Half-closed: one direction has ended.
     pub inactive: AtomicU32,
-    /// Its traffic so far; most endpoints of a cluster have none on one node.
+    /// Its traffic so far; on any one node, most endpoints of a cluster have none.
     traffic: OnceLock<Box<Traffic>>,
 }
 
 impl Load {
-    /// Returns its traffic so far, to be added to.
+    /// Its traffic so far, for adding to it.
     pub fn traffic(&self) -> &Traffic {
         self.traffic.get_or_init(Box::default)
     }
 
-    /// Returns its traffic so far, if any.
+    /// Its traffic so far, if any.
     pub fn traffic_so_far(&self) -> Option<&Traffic> {
         self.traffic.get().map(|traffic| &**traffic)
     }
@@ -88,18 +88,18 @@ impl Load {
 /// Traffic of a real server so far.
 #[derive(Debug, Default)]
 pub struct Traffic {
-    /// Connections that it took, or UDP clients.
+    /// Number of connections that it took, or of UDP clients.
     pub connections: AtomicU64,
-    /// Bytes that clients sent.
+    /// Bytes sent by clients.
     pub from_clients: AtomicU64,
-    /// Bytes that clients were sent.
+    /// Bytes sent to clients.
     pub to_clients: AtomicU64,
 }
 
 /// One real server of a virtual server.
 #[derive(Clone, Debug)]
 pub struct RealServer {
-    /// Where it listens.
+    /// Address and port at which it listens.
     pub address: SocketAddr,
     /// Share of the load it takes; 0: no new connections.
     pub weight: u32,
@@ -107,7 +107,7 @@ pub struct RealServer {
     pub load: Arc<Load>,
 }
 
-/// What a scheduler may use apart from the real servers.
+/// The properties of a connection that a scheduler may use, apart from the real servers.
 #[derive(Clone, Copy, Debug)]
 pub struct Flow {
     /// Address and port of the client.
@@ -116,16 +116,15 @@ pub struct Flow {
     pub destination: IpAddr,
 }
 
-/// Picks the real server of a new connection. Made by [`build`] for one set of
-/// real servers; a changed set gets a new scheduler that may inherit. Several
-/// threads may pick at once.
+/// Picks the real server of a new connection. [`build`] makes one for one set of real servers; a
+/// changed set gets a new scheduler, which may inherit state. Several threads may pick at once.
 ///
 /// `Any` lets [`build`] find out whether it may inherit.
 pub trait Scheduler: Any + fmt::Debug + Send + Sync {
-    /// Returns the index of the real server that takes the connection, or `None` if every one is
-    /// skipped or has weight 0. `skip(i)` is true for the servers that this connection tried
-    /// already or that are out of order now. `servers` is the set that the scheduler was built for,
-    /// in the same order. Does not allocate.
+    /// Picks a real server for the connection, by its index; `None`: each one is skipped or has
+    /// weight 0. `skip(i)` is true for the servers that this connection has already tried or that
+    /// are out of service. `servers` is the set that the scheduler was built for, in the same
+    /// order. Does not allocate.
     fn pick(
         &self,
         servers: &[RealServer],
@@ -137,13 +136,12 @@ pub trait Scheduler: Any + fmt::Debug + Send + Sync {
 /// A scheduler, and the real servers that it was built for.
 pub type Previous<'a, S> = (S, &'a [RealServer]);
 
-/// Makes the scheduler called `name` for the set `servers`. `seed` decides with
-/// which of them rr and wrr begin, and which one lc, wlc, sed and nq prefer
-/// among equals.
+/// Makes the scheduler called `name` for the set `servers`. `seed` decides with which of them rr
+/// and wrr begin, and which one lc, wlc, sed and nq prefer among equals.
 ///
-/// `previous` is the scheduler of the set before with that set, if there was one. If it is of the
-/// same kind, the new one goes on where it stood: rr and wrr behind the real server picked last, mh
-/// with the table entries of servers that were given weight 0.
+/// `previous` is the scheduler of the previous set, with that set, if there was one. If it is of
+/// the same kind, the new one continues from its state: rr and wrr behind the real server picked
+/// last, mh with the table entries of servers whose weight became 0.
 pub fn build(
     name: SchedulerName,
     servers: &[RealServer],
@@ -185,12 +183,12 @@ fn usable(servers: &[RealServer], skip: &dyn Fn(usize) -> bool, i: usize) -> boo
     servers.get(i).is_some_and(|server| server.weight > 0) && !skip(i)
 }
 
-/// Returns the indices of `servers` from `start` on, going round once.
+/// The indices of `servers` from `start` on, once around.
 fn round(servers: &[RealServer], start: usize) -> impl Iterator<Item = usize> {
     (start..servers.len()).chain(0..start.min(servers.len()))
 }
 
-/// Returns the first usable server from `start` on, going round once.
+/// Returns the first usable server from `start` on, once around.
 fn next_usable(
     servers: &[RealServer],
     skip: &dyn Fn(usize) -> bool,
@@ -199,7 +197,7 @@ fn next_usable(
     round(servers, start).find(|&i| usable(servers, skip, i))
 }
 
-/// Returns the greatest common divisor of the weights that are not 0; 0 if there is none.
+/// Computes the greatest common divisor of the weights that are not 0; 0 if there is none.
 fn weight_gcd(weights: impl Iterator<Item = u32>) -> u32 {
     weights.fold(0, |mut a, mut b| {
         while b > 0 {

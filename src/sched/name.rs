@@ -3,8 +3,8 @@
 
 use std::{fmt, str::FromStr};
 
-/// Which scheduler. Parses from its IPVS name; the empty string, kube-proxy's
-/// default for `--ipvs-scheduler`, means [`SchedulerName::Rr`].
+/// A scheduler. Parses from its IPVS name; the empty string, kube-proxy's default for
+/// `--ipvs-scheduler`, means [`SchedulerName::Rr`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SchedulerName {
     /// `rr`: round robin.
@@ -31,7 +31,7 @@ pub enum SchedulerName {
 }
 
 impl SchedulerName {
-    /// Every scheduler there is.
+    /// All schedulers.
     pub const ALL: [SchedulerName; 10] = [
         SchedulerName::Rr,
         SchedulerName::Random,
@@ -72,10 +72,10 @@ impl fmt::Display for SchedulerName {
 /// counterpart here.
 const KERNEL_ONLY: [&str; 5] = ["fo", "lblc", "lblcr", "ovf", "twos"];
 
-/// Why a scheduler's name was not accepted.
+/// Why a scheduler's name is not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SchedulerNameError {
-    /// The kernel's IPVS has it, this package does not. A caller may go on with
+    /// The kernel's IPVS has it, but this package does not. A caller may continue with
     /// [`SchedulerName::Rr`] and a warning.
     #[error(
         "scheduler {name:?} exists in the kernel's IPVS only; choose one of {} outside ipvs mode",

@@ -1,4 +1,4 @@
-//! Where a round goes on after the set of real servers has changed.
+//! The place where a round continues after the set of real servers has changed.
 
 use std::net::SocketAddr;
 
@@ -6,10 +6,9 @@ use hashbrown::HashMap;
 
 use super::RealServer;
 
-/// Returns where a round stands in `servers` after it served the first `served`
-/// of the servers `before`: behind the last served one, or behind the nearest
-/// before it that is still there; `None` if there is no such one. IPVS keeps
-/// its place in the same way (`ip_vs_rr_del_dest`).
+/// Finds the place of a round in `servers` after it served the first `served` of the servers
+/// `before`: behind the last served one, or behind the nearest before it that is still there;
+/// `None` if there is none. IPVS keeps its place in the same way (`ip_vs_rr_del_dest`).
 pub(super) fn resume(
     before: &[RealServer],
     served: usize,
@@ -32,8 +31,8 @@ pub(super) fn resume(
 mod tests {
     use super::{super::tests::servers_at, *};
 
-    /// The old set and how many of it were served, the new set, and where the
-    /// round resumes.
+    /// The old set and the number of its servers that were served, the new set, and where the round
+    /// resumes.
     type Case = (&'static [u16], usize, &'static [u16], Option<usize>);
 
     #[test]

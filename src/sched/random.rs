@@ -1,9 +1,9 @@
-//! `random`: each connection is drawn by itself, in proportion to the weights.
-//! Not in IPVS; iptables mode picks like this.
+//! `random`: each connection is drawn independently, in proportion to the weights. Not in IPVS;
+//! iptables mode picks like this.
 //!
-//! One draw is O(1) however many real servers there are: Walker's alias method
-//! with Vose's construction (M. D. Vose, "A linear algorithm for generating
-//! random numbers with a given distribution", 1991), in integers.
+//! A draw takes O(1) for any number of real servers: Walker's alias method with Vose's construction
+//! (M. D. Vose, "A linear algorithm for generating random numbers with a given distribution",
+//! 1991), in integers.
 
 use std::{
     hash::{BuildHasher, Hasher, RandomState},
@@ -50,7 +50,7 @@ impl Random {
                 alias: i as u32,
             })
             .collect();
-        // A column that is too low is filled up from one that is too high.
+        // A column that is too low is filled from one that is too high.
         let (mut low, mut high): (Vec<usize>, Vec<usize>) =
             (0..columns.len()).partition(|&c| columns[c].split < height);
         while let (Some(short), Some(&tall)) = (low.pop(), high.last()) {

@@ -1,17 +1,16 @@
-//! Our picks against those of the kernel's IPVS, recorded on Linux 6.1: UDP
-//! services, one packet from each client, then `ipvsadm -Lcn`. Each letter is
-//! the index of the real server that got the client, `-` a client dropped
-//! because its server had weight 0 (without `sh-fallback` and `mh-fallback`,
-//! which we always have). Real server i is 10.0.0.1:(i + 1), as in `tests`.
+//! Compares our picks with those of the kernel's IPVS, recorded on Linux 6.1: UDP services, one
+//! packet from each client, then `ipvsadm -Lcn`. Each letter is the index of the real server that
+//! got the client, `-` a client dropped because its server had weight 0 (without `sh-fallback` and
+//! `mh-fallback`, which our schedulers always apply). Real server i is 10.0.0.1:(i + 1), as in
+//! `tests`.
 //!
-//! ipvsadm puts a new real server before the older ones, so the last was added
-//! first.
+//! ipvsadm puts a new real server before the older ones, so the last was added first.
 
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::{tests::*, *};
 
-/// Returns a scheduler that saw its set grow one by one, as the recording did.
+/// Returns a scheduler whose set grew one by one, as in the recording.
 fn grown(name: SchedulerName, servers: &[RealServer]) -> Box<dyn Scheduler> {
     let none = build(name, &[], None, Seed::default());
     (0..servers.len()).rev().fold(none, |previous, first| {
@@ -37,7 +36,7 @@ fn assert_picks(
         if let Some(kernel) = kernel.to_digit(10) {
             assert_eq!(picked, kernel as usize, "flow {i} of {recorded}");
         }
-        // Connections of UDP count as inactive in IPVS.
+        // IPVS counts connections of UDP as inactive.
         servers[picked].load.inactive.fetch_add(1, Relaxed);
     }
 }

@@ -1,12 +1,12 @@
-//! `rr`: round robin. Each real server in its turn, whatever its weight, as
-//! long as that is not 0 (kernel `ip_vs_rr.c`).
+//! `rr`: round robin. Each real server in its turn, regardless of its weight, as long as that is
+//! not 0 (kernel `ip_vs_rr.c`).
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use super::{Flow, Previous, RealServer, Scheduler, Seed, next_usable, order::resume};
 
-/// Marks the place of a round that has picked none yet: it may be chosen anew
-/// while the first servers of a Service come one by one.
+/// Marks the place of a round that has picked none yet: it may be chosen again while the first
+/// servers of a Service appear one by one.
 const UNUSED: usize = 1 << (usize::BITS - 1);
 
 #[derive(Debug)]
@@ -40,8 +40,8 @@ impl Scheduler for RoundRobin {
         _flow: &Flow,
         skip: &dyn Fn(usize) -> bool,
     ) -> Option<usize> {
-        // The cursor must follow the server that is really picked: a plain
-        // `fetch_add` would give the neighbour of a skipped one a double share.
+        // The cursor must follow the server that is actually picked: a plain `fetch_add` would give
+        // the neighbour of a skipped one a double share.
         let mut picked = None;
         let after = |next: usize| {
             picked = next_usable(servers, skip, next & !UNUSED);

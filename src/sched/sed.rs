@@ -3,7 +3,6 @@
 
 use super::{RealServer, least::expected};
 
-/// Returns the cost of `server`, and its share.
 pub(super) fn cost(server: &RealServer) -> (u64, u32) {
     (expected(&server.load), server.weight)
 }
@@ -22,7 +21,7 @@ mod tests {
             // An idle slow server waits while a fast one is better: 1/1 > 2/3.
             (&[(1, 0, 0), (3, 1, 0)], Some(1)),
             (&[(1, 0, 0), (3, 2, 0)], Some(0)),
-            // Connections that are ending do not count.
+            // Closing connections do not count.
             (&[(1, 1, 0), (1, 0, 9999)], Some(1)),
             (&[(0, 0, 0), (1, 9, 0)], Some(1)),
             (&[(1, u32::MAX, 0), (u32::MAX, u32::MAX, 0)], Some(1)),

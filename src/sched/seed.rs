@@ -1,6 +1,6 @@
-//! Where schedulers begin. IPVS begins with the first real server on every node
-//! of a cluster, which then gets the first connection of each, and with lc all
-//! that come while nothing is busy.
+//! The server with which schedulers begin. IPVS begins with the first real server on every node of
+//! a cluster, which then gets the first connection of each node, and with lc all connections while
+//! nothing is busy.
 
 use super::hash::mix;
 
@@ -10,8 +10,7 @@ use super::hash::mix;
 pub struct Seed(u64);
 
 impl Seed {
-    /// Returns the seed of a `service` on a `node`: different on other nodes,
-    /// and the same after a restart.
+    /// The seed of a `service` on a `node`: different on other nodes, and the same after a restart.
     pub fn of(node: &str, service: &str) -> Self {
         // FNV-1a (draft-eastlake-fnv), whose lowest bits alone would spread badly.
         let bytes = node.bytes().chain([0xff]).chain(service.bytes());

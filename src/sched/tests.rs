@@ -1,4 +1,4 @@
-//! What every scheduler must do, and helpers for the tests of each.
+//! Properties of every scheduler, and helpers for the tests of each.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -47,10 +47,10 @@ pub(super) fn loaded(loads: &[(u32, u32, u32)]) -> Vec<RealServer> {
     servers
 }
 
-/// Weight, active and inactive connections of each server, and who is picked.
+/// Weight, active and inactive connections of each server, and the expected pick.
 pub(super) type LoadCase = (&'static [(u32, u32, u32)], Option<usize>);
 
-/// Each case's next connection goes where it says.
+/// Checks where each case's next connection goes.
 pub(super) fn assert_picks(scheduler: &dyn Scheduler, cases: &[LoadCase]) {
     for &(loads, expected) in cases {
         let servers = loaded(loads);
@@ -68,7 +68,7 @@ pub(super) fn flow(client: u32) -> Flow {
     }
 }
 
-/// What one client's next picks are.
+/// The next picks of one client.
 pub(super) fn sequence(
     scheduler: &dyn Scheduler,
     servers: &[RealServer],
@@ -79,7 +79,7 @@ pub(super) fn sequence(
         .collect()
 }
 
-/// How often each server is picked by so many clients.
+/// How often each server is picked by this number of clients.
 pub(super) fn counts(scheduler: &dyn Scheduler, servers: &[RealServer], clients: u32) -> Vec<u32> {
     let mut counts = vec![0; servers.len()];
     for client in 0..clients {
@@ -88,7 +88,7 @@ pub(super) fn counts(scheduler: &dyn Scheduler, servers: &[RealServer], clients:
     counts
 }
 
-/// How often each server is picked by threads that pick at the same time.
+/// How often each server is picked by concurrent threads.
 pub(super) fn concurrent_counts(
     scheduler: &dyn Scheduler,
     servers: &[RealServer],
@@ -126,8 +126,8 @@ pub(super) fn kept_connections(
         .collect()
 }
 
-/// Each count is the weight's share of all counts, give or take `tolerance` of
-/// all counts; a weight of 0 has none.
+/// Checks that each count is the weight's share of all counts, with an error of at most `tolerance`
+/// of all counts; a weight of 0 has none.
 #[track_caller]
 pub(super) fn assert_shares(counts: &[u32], weights: &[u32], tolerance: f64) {
     let total: f64 = counts.iter().map(|&n| f64::from(n)).sum();
@@ -191,7 +191,7 @@ fn retries_reach_every_server_once() {
 #[test]
 fn equal_weights_share_equally() {
     for name in SchedulerName::ALL {
-        // dh sees one destination only; its own test varies that.
+        // dh sees only one destination; its own test varies that.
         if name == SchedulerName::Dh {
             continue;
         }
@@ -207,8 +207,8 @@ fn equal_weights_share_equally() {
     }
 }
 
-/// The first connections of a cluster's nodes, also where the servers came one
-/// by one before any client called.
+/// The first connections of a cluster's nodes, even if the servers appeared one by one before any
+/// client called.
 #[test]
 fn nodes_begin_with_different_servers() {
     use SchedulerName::{Lc, Nq, Rr, Sed, Wlc, Wrr};
@@ -238,18 +238,17 @@ thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: every call is handed to `System` as it came; counting touches only a
-// thread-local that needs neither allocation nor destructor.
+// SAFETY: every call is passed to `System` unchanged; counting touches only a thread-local that
+// needs neither allocation nor destructor.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller keeps the contract of `alloc`.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps the contract of `dealloc`, and `System`
-        // made the block.
+        // SAFETY: the caller upholds the contract of `dealloc`, and `System` allocated the block.
         unsafe { System.dealloc(block, layout) }
     }
 }
@@ -294,7 +293,7 @@ fn server() -> impl Strategy<Value = ((u16, u32), (u32, u32), bool)> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// A usable server iff there is one, also in a set that inherited from
+    /// Picks a usable server if and only if there is one, even in a set that inherited from
     /// another.
     #[test]
     fn picks_a_usable_server_iff_there_is_one(

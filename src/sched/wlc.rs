@@ -1,8 +1,7 @@
-//! `wlc`: least connections for the weight (kernel `ip_vs_wlc.c`).
+//! `wlc`: least connections relative to the weight (kernel `ip_vs_wlc.c`).
 
 use super::{RealServer, least::overhead};
 
-/// Returns the cost of `server`, and its share.
 pub(super) fn cost(server: &RealServer) -> (u64, u32) {
     (overhead(&server.load), server.weight)
 }

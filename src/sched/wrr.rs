@@ -9,8 +9,8 @@ use super::{
     Flow, Previous, RealServer, Scheduler, Seed, next_usable, order::resume, usable, weight_gcd,
 };
 
-/// Marks the place of a round that has picked none yet: it may be chosen anew
-/// while the first servers of a Service come one by one.
+/// Marks the place of a round that has picked none yet: it may be chosen again while the first
+/// servers of a Service appear one by one.
 const UNUSED: u32 = 1 << 31;
 
 #[derive(Debug)]
@@ -24,12 +24,12 @@ pub(super) struct WeightedRoundRobin {
     top: u32,
 }
 
-/// Where the round stands. Packed into one word, so that a pick moves both
-/// parts in one exchange and needs no lock.
+/// The place of the round. It fits into one word, so that a pick moves both parts in one exchange
+/// and needs no lock.
 #[derive(Clone, Copy)]
 struct Place {
-    /// Index behind the real server picked last; 0 at the start of a pass.
-    /// With [`UNUSED`] at the start of all.
+    /// Index behind the real server picked last; 0 at the start of a pass. With [`UNUSED`] at the
+    /// very start.
     next: u32,
     /// A pass serves weights of at least `level * step`.
     level: u32,
@@ -48,7 +48,7 @@ impl Place {
     }
 }
 
-/// Returns the level `passes` passes after `level`.
+/// Returns the level that follows `level` after `passes` more passes.
 fn lowered(level: u32, passes: u32, top: u32) -> u32 {
     match level.checked_sub(passes) {
         Some(lower) if lower > 0 || top == 0 => lower,
@@ -69,10 +69,9 @@ impl WeightedRoundRobin {
         if let Some((previous, before)) = previous {
             let old = Place::unpack(previous.place.load(Relaxed));
             let unused = old.next & UNUSED != 0;
-            // The pass goes on at the same height, so that a round half done
-            // is not begun again; as the kernel does. Unlike it, the place
-            // among the servers is kept too: frequent changes would otherwise
-            // favour the first one.
+            // The pass continues at the same height, so that a half-finished round does not start
+            // again, as in the kernel. Unlike the kernel, this keeps the place among the servers,
+            // too: otherwise frequent changes would favour the first one.
             let before_seed = if unused { previous.level } else { old.level };
             if before_seed > 0 {
                 let height = u64::from(before_seed - 1) * u64::from(previous.step) + 1;
@@ -89,7 +88,7 @@ impl WeightedRoundRobin {
                 next: next as u32,
                 level,
             },
-            // It begins elsewhere in the cycle, which is the kernel's all the same.
+            // It begins at another place of the cycle, but the cycle is that of the kernel.
             None => Place {
                 next: seed.position(servers.len()) as u32 | UNUSED,
                 level: lowered(level, seed.second(top), top),
@@ -103,8 +102,7 @@ impl WeightedRoundRobin {
         }
     }
 
-    /// Returns the next server in the round, and the level of the pass it is
-    /// in.
+    /// Returns the next server in the round, and the level of its pass.
     fn find(
         &self,
         place: Place,
@@ -127,8 +125,8 @@ impl WeightedRoundRobin {
         } else {
             self.top
         };
-        // Passes above the greatest weight left would find no server. Their number depends on the
-        // weights that users choose, so they are not walked through.
+        // Passes above the greatest remaining weight would find no server. Their number depends on
+        // the weights that users choose, so they are skipped.
         let level = next_level.min(best);
         in_pass(0, level)
             .or_else(|| next_usable(servers, skip, 0))
@@ -164,7 +162,7 @@ mod tests {
 
     #[test]
     fn interleaves_as_the_kernel_does() {
-        // Two rounds each, worked out by hand from ip_vs_wrr_schedule.
+        // Two rounds each, derived by hand from ip_vs_wrr_schedule.
         #[rustfmt::skip]
         let cases: &[(&[u32], &[usize])] = &[
             (&[1], &[0, 0]),

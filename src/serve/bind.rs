@@ -1,4 +1,4 @@
-//! Listens on an address, and tries again while another program has it.
+//! Listens on an address, and retries while another program has it.
 
 use std::{fmt, io, net::SocketAddr, time::Duration};
 
@@ -8,7 +8,7 @@ use crate::log_once::LogOnce;
 /// Pause before an address that could not be bound is tried again.
 const BIND_AGAIN: Duration = Duration::from_secs(1);
 
-/// An address at which to serve, and what to do if it cannot be bound.
+/// An address to serve at, and what to do if it cannot be bound.
 #[derive(Clone, Debug)]
 pub struct Bind {
     /// The address. A wildcard of either family means every address of both,
@@ -17,8 +17,7 @@ pub struct Bind {
     /// Whether to give up at once when it cannot be bound
     /// (`bindAddressHardFail`).
     pub hard_fail: bool,
-    /// The listening sockets of this process, among which the process before it may have given it
-    /// one for this address.
+    /// The listening sockets of this process; its predecessor may have passed one for this address.
     pub listeners: Listeners,
 }
 
@@ -32,8 +31,8 @@ pub struct BindError {
 }
 
 impl Bind {
-    /// Returns a listener, trying again until the address can be bound. `what`
-    /// names what is to be served.
+    /// Returns a listener, retrying until the address can be bound. `what` names the service for
+    /// messages.
     pub(super) async fn listen(&self, what: &'static str) -> Result<Listening, BindError> {
         let address = self.address;
         self.listeners.in_charge().await;
@@ -59,9 +58,8 @@ impl Bind {
     }
 }
 
-/// Opens something by `open`, trying again after each `pause` until it succeeds. An error is passed
-/// to `log` unless it is the same as the one before; `serving` is what the log says when it
-/// succeeds after an error.
+/// Calls `open` until it succeeds, with a `pause` between the attempts. An error is passed to `log`
+/// unless it equals the previous one; `serving` is the log message for a success after an error.
 pub(super) async fn until_open<T, E: fmt::Display>(
     open: impl Fn() -> Result<T, E>,
     pause: Duration,

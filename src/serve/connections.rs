@@ -1,5 +1,4 @@
-//! The connections that a server has open at once, and which of them gives way
-//! to a new one.
+//! The open connections of a server, and the choice of one that must make room for a new one.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -11,22 +10,22 @@ use net::address::client;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
-/// Maximum number of connections that are open at once; probes and scrapes need few, and each takes
-/// a descriptor away from the data path.
+/// Maximum number of open connections; probes and scrapes need few, and each takes a descriptor
+/// away from the data path.
 const MOST: usize = 64;
 
-/// How many of these one peer may have.
+/// Maximum number of them from one peer.
 const SHARE: usize = MOST / 4;
 
-/// Maximum number of bytes of answers that wait to be taken, unless a single answer is larger: with
-/// tens of thousands of endpoints one may have several MiB, and a client need not read it.
+/// Maximum number of bytes of answers that wait to be sent, unless a single answer is larger: with
+/// tens of thousands of endpoints an answer may have several MiB, and a client need not read it.
 const MOST_BYTES: usize = 32 << 20;
 
-/// The open connections of one server, or of several that share them.
+/// The open connections of one server, or of several that share the limit.
 ///
 /// A new connection always gets a place, because it may be the kubelet's probe: if none is left,
-/// the oldest connection of the peer that has most of them ends. A peer that has its share already
-/// gives up the oldest of its own. The same holds for the memory that answers take.
+/// the oldest connection of the peer that has most of them is closed. A peer that has used up its
+/// share loses its own oldest one. The same holds for the memory of answers.
 #[derive(Debug, Default)]
 pub(super) struct Connections {
     open: Mutex<Open>,
@@ -35,7 +34,7 @@ pub(super) struct Connections {
 #[derive(Debug, Default)]
 struct Open {
     next: u64,
-    /// By number, and therefore by age.
+    /// By number, which is the order of age.
     places: BTreeMap<u64, Entry>,
 }
 
@@ -47,7 +46,7 @@ struct Entry {
     evict: oneshot::Sender<()>,
 }
 
-/// The place of one connection, which has it until this is dropped.
+/// The place of one connection, which is free again when this is dropped.
 #[derive(Debug)]
 pub(super) struct Place {
     connections: Arc<Connections>,
@@ -81,8 +80,7 @@ impl Connections {
 }
 
 impl Open {
-    /// Returns the connection that ends when one of `peer` comes, if one has
-    /// to.
+    /// Chooses the connection to close when one of `peer` arrives, if one must be closed.
     fn to_evict(&self, peer: IpAddr) -> Option<u64> {
         let mut counts: HashMap<IpAddr, usize> = HashMap::new();
         for entry in self.places.values() {
@@ -104,8 +102,8 @@ impl Open {
 }
 
 impl Open {
-    /// Ends connections until the answers of all take no more than [`MOST_BYTES`], but not the one
-    /// of `number`: the oldest of the peer whose answers take most.
+    /// Closes connections until all answers together take no more than [`MOST_BYTES`], except for
+    /// that of `number`: the oldest connection of the peer whose answers take most.
     fn make_room(&mut self, number: u64) {
         let size = |places: &BTreeMap<u64, Entry>| -> usize {
             places.values().map(|entry| entry.bytes).sum()
@@ -136,7 +134,7 @@ impl Open {
     }
 }
 
-/// Records how much memory the answer of a connection takes.
+/// Records the size of a connection's answer.
 #[derive(Clone, Debug)]
 pub(super) struct Answered {
     connections: Arc<Connections>,
@@ -144,7 +142,7 @@ pub(super) struct Answered {
 }
 
 impl Answered {
-    /// Records an answer of so many `bytes`; others give way if there are too many.
+    /// Records an answer of this many `bytes`; closes other connections if the total is too large.
     pub(super) fn with(&self, bytes: usize) {
         let mut open = self.connections.lock();
         if let Some(entry) = open.places.get_mut(&self.number) {
@@ -155,7 +153,7 @@ impl Answered {
 }
 
 impl Place {
-    /// Returns what records the answer of this connection.
+    /// Returns a recorder for the answer of this connection.
     pub(super) fn answered(&self) -> Answered {
         Answered {
             connections: Arc::clone(&self.connections),
@@ -163,7 +161,7 @@ impl Place {
         }
     }
 
-    /// Waits until the connection has to end for another one.
+    /// Waits until the connection must be closed to make room.
     pub(super) async fn evicted(&mut self) {
         let _ = (&mut self.evicted).await;
     }
@@ -183,7 +181,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// Returns which of `places`, by their indices, had to end.
+    /// Indices of those of `places` that had to be closed.
     fn evicted(places: &mut [Place]) -> Vec<usize> {
         let ended = |place: &mut Place| place.evicted.try_recv().is_ok();
         let places = places.iter_mut().enumerate();
@@ -196,12 +194,12 @@ mod tests {
     fn a_peer_gives_up_its_own_oldest_beyond_its_share() {
         let connections = Arc::new(Connections::default());
         let probe = connections.enter(address("10.0.0.1"));
-        // All of one network are one peer.
+        // All addresses of one network are one peer.
         let crowd = (0..SHARE + 2).map(|n| address(&format!("2001:db8::{n:x}")));
         let mut crowd: Vec<_> = crowd.map(|from| connections.enter(from)).collect();
         assert_eq!(evicted(&mut crowd), [0, 1]);
         assert_eq!(evicted(&mut [probe]), [0; 0]);
-        // Places that are given back are free.
+        // Dropped places are free.
         drop(crowd);
         assert!(connections.lock().places.is_empty());
     }
@@ -217,7 +215,7 @@ mod tests {
             (evicted(&mut singles), evicted(&mut pair)),
             (vec![], vec![0])
         );
-        // Each peer has one now: the oldest of all.
+        // Each peer has one now: the oldest of all is closed.
         singles.push(connections.enter(from(902)));
         assert_eq!(evicted(&mut singles), [0]);
         assert_eq!(connections.lock().places.len(), MOST);
@@ -233,10 +231,10 @@ mod tests {
         for (at, place) in greedy.iter().enumerate() {
             place.answered().with(MOST_BYTES / 4 + at);
         }
-        // Those that came last, and the one that takes little.
+        // The last ones, and the small one, stay.
         assert_eq!(evicted(&mut greedy), [0, 1, 2, 3, 4]);
         assert_eq!(evicted(&mut [scrape]), [0; 0]);
-        // A single one may be larger.
+        // A single answer may be larger.
         let mut large = [from(0), from(1)];
         large[1].answered().with(2 * MOST_BYTES);
         assert_eq!(evicted(&mut large), [0; 0]);

@@ -1,5 +1,6 @@
-//! `tripod_endpoint_…` and `tripod_service_limited_total`: the traffic of each endpoint, and what
-//! limits kept out, for Services in the namespaces that the operator names. Made at each scrape.
+//! `tripod_endpoint_…` and `tripod_service_limited_total`: the traffic of each endpoint, and the
+//! connections rejected by limits, for Services in the namespaces that the operator names.
+//! Collected at each scrape.
 
 use std::{net::SocketAddr, sync::Arc};
 

@@ -1,5 +1,5 @@
-//! A strict reader of the Prometheus text format (version 0.0.4), for tests:
-//! independent of the library that writes it, and without mercy.
+//! A strict parser of the Prometheus text format (version 0.0.4), for tests: independent of the
+//! library that writes it, and unforgiving.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ pub(super) struct Sample {
     pub(super) value: f64,
 }
 
-/// Reads a whole scrape.
+/// Parses a whole scrape.
 pub(super) fn parse(text: &str) -> Result<BTreeMap<String, Metric>, String> {
     let mut metrics: BTreeMap<String, Metric> = BTreeMap::new();
     let mut current = String::new();
@@ -118,7 +118,7 @@ fn sample(line: &str) -> Result<Sample, String> {
     })
 }
 
-/// Returns the text up to the closing quote, and what follows it.
+/// Returns the text up to the closing quote, and the rest after it.
 fn quoted(text: &str) -> Result<(String, &str), String> {
     let mut value = String::new();
     let mut chars = text.char_indices();

@@ -1,4 +1,4 @@
-//! Requests with bytes from anywhere.
+//! Requests with arbitrary bytes.
 
 use std::{cell::RefCell, collections::BTreeMap, net::Ipv4Addr, sync::Arc};
 
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::config::ModeName;
 
-/// Longer than any answer here, so that no side waits for the other one.
+/// Longer than any answer here, so that neither side waits for the other.
 const ROOM: usize = 1 << 20;
 
 thread_local! {
@@ -38,8 +38,8 @@ fn served() -> (Runtime, Arc<Introspection>) {
     (runtime.expect("a runtime"), Arc::new(about))
 }
 
-/// Serves a client that sends `bytes` and no more, as at the metrics address, and reads
-/// them as parameters of a question; for tests with bytes from anywhere. Returns the answer.
+/// Serves a client that sends only `bytes`, as at the metrics address, and parses them as
+/// parameters of a question; for tests with arbitrary bytes. Returns the answer.
 pub fn read_anything(bytes: &[u8]) -> Vec<u8> {
     status_api::read_anything(&String::from_utf8_lossy(bytes));
     SERVED.with_borrow(|(runtime, about)| {

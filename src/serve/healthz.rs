@@ -1,6 +1,5 @@
-//! `/healthz` and `/livez`, as kube-proxy 1.36 answers them
-//! (`pkg/proxy/healthcheck`): `/healthz` says whether load balancers should
-//! send to this node, `/livez` whether the proxy works.
+//! `/healthz` and `/livez`, as kube-proxy 1.36 answers them (`pkg/proxy/healthcheck`): `/healthz`
+//! tells whether load balancers should send traffic to this node, `/livez` whether the proxy works.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -96,8 +95,8 @@ struct FamilyStatus {
 fn body(snapshot: &Snapshot, fine: bool, node_eligible: Option<bool>) -> String {
     let now = SystemTime::now();
     let body = Body {
-        // Old kube-proxies updated this time at every request, and some load balancers demand that
-        // it is recent.
+        // Old kube-proxies updated this time at every request, and some load balancers require it
+        // to be recent.
         last_updated: time(if fine {
             Some(now)
         } else {

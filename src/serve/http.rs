@@ -36,19 +36,19 @@ use super::connections::{Answered, Connections};
 /// How long a client may take for its request head.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Pause after a connection could not be accepted: most likely descriptors
-/// ran out, and they come back.
+/// Pause after a connection could not be accepted: most likely there are no free descriptors, and
+/// some will be closed.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
-/// How long a connection may take in all: to ask, and to take the answer.
+/// Lifetime of a connection, for the request and the answer.
 const LIFETIME: Duration = Duration::from_secs(30);
 
-/// How long a client may go without taking a byte of its answer (`tcp(7)`, TCP_USER_TIMEOUT, which
-/// counts a closed window too). It also limits how long the kernel goes on sending after this side
-/// is closed.
+/// How long a client may go without receiving a byte of its answer (`tcp(7)`, TCP_USER_TIMEOUT,
+/// which counts a closed window too). It also limits how long the kernel continues to send after
+/// this side is closed.
 const TAKES_NOTHING: Duration = Duration::from_secs(10);
 
-/// Longest head of a request.
+/// Maximum length of the head of a request, in bytes.
 const LONGEST_HEAD: usize = 16 << 10;
 
 /// The parts of a request that an answer may depend on.
@@ -61,28 +61,28 @@ pub(super) struct Asked<'a> {
     /// The `Accept` header; empty if there is none.
     pub(super) accept: &'a str,
     pub(super) peer: Peer,
-    /// IP family of the connection; `None`: it has none, or nobody asks for it.
+    /// IP family of the connection; `None`: it has none, or no answer depends on it.
     pub(super) family: Option<Family>,
 }
 
-/// Who sent a request, which decides what it may read.
+/// The sender of a request, which decides what it may read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Peer {
-    /// A process of root, or of the user of this process: by a unix socket, or from a loopback
+    /// A process of root, or of the user of this process: over a unix socket, or from a loopback
     /// address.
     OfRoot,
     /// Another process of this node, from a loopback address.
     OfNode,
     /// A client that the API server allows to read.
     Authorized,
-    /// A client of which neither is known.
+    /// A client of unknown identity from elsewhere.
     #[default]
     Elsewhere,
 }
 
-/// Returns whether the `Host` of a request is localhost or an address. Another name means that a
-/// web page of that name, open in a browser on this node, asks, after it had its name resolved to a
-/// loopback address (DNS rebinding).
+/// Returns whether the `Host` of a request is localhost or an address. Any other name means that a
+/// web page of that name, open in a browser on this node, has sent the request after its name was
+/// made to resolve to a loopback address (DNS rebinding).
 fn is_address(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next(),
@@ -98,11 +98,11 @@ pub(super) trait Listener: Send {
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
     /// Waits for the next client. Returns the connection, and where it comes from.
     fn next(&self) -> impl Future<Output = io::Result<(Self::Stream, IpAddr)>> + Send;
-    /// Returns who is at the other end of `stream`.
+    /// Identifies the peer at the other end of `stream`.
     fn peer(stream: &Self::Stream) -> Peer;
     /// Returns the IP family of `stream`; `None`: it has none, or it is not known.
     fn family(stream: &Self::Stream) -> Option<Family>;
-    /// Returns who asks in a request of `peer` whose `Host` is `host`.
+    /// Returns the identity to assume for a request of `peer` whose `Host` is `host`.
     fn asking(peer: Peer, host: Option<&str>) -> Peer {
         if host.is_none_or(is_address) {
             peer
@@ -112,8 +112,8 @@ pub(super) trait Listener: Send {
     }
 }
 
-/// Returns whether the client of `stream`, which comes from a loopback address, is a process of
-/// root or of the user of this process. What cannot be found out counts as no.
+/// Returns whether the client of `stream`, which calls from a loopback address, is a process of
+/// root or of the user of this process; false if that cannot be found out.
 fn is_of_root(stream: &TcpStream) -> bool {
     let (Ok(here), Ok(there)) = (stream.local_addr(), stream.peer_addr()) else {
         return false;
@@ -157,7 +157,7 @@ impl Listener for TcpListener {
 impl Listener for UnixListener {
     type Stream = UnixStream;
 
-    /// All clients are of this node, and count as one.
+    /// All clients are on this node, and count as one.
     async fn next(&self) -> io::Result<(UnixStream, IpAddr)> {
         let (stream, _) = self.accept().await?;
         Ok((stream, Ipv4Addr::LOCALHOST.into()))
@@ -255,12 +255,12 @@ impl Answer {
         Answer::text("404 page not found\n").with_status(StatusCode::NOT_FOUND)
     }
 
-    /// Returns the same with another status.
+    /// Changes the status.
     pub(super) fn with_status(self, status: StatusCode) -> Answer {
         Answer { status, ..self }
     }
 
-    /// Returns the same with one more header, the only one that it may have.
+    /// Adds a header, the only additional one that an answer may have.
     pub(super) fn with_header(self, name: HeaderName, value: HeaderValue) -> Answer {
         Answer {
             more: Some((name, value)),
@@ -279,21 +279,21 @@ impl Answer {
     }
 }
 
-/// An answer, or the wait for one.
+/// An answer, or a future one.
 pub(super) enum Reply {
-    /// The answer is there.
+    /// The answer is ready.
     Now(Answer),
     /// The answer comes later; the wait ends with the lifetime of the connection.
     Later(Pin<Box<dyn Future<Output = Answer> + Send>>),
 }
 
 impl Reply {
-    /// Returns a reply for which the client has to wait.
+    /// Returns a reply that the client has to wait for.
     pub(super) fn later(answer: impl Future<Output = Answer> + Send + 'static) -> Reply {
         Reply::Later(Box::pin(answer))
     }
 
-    /// Returns the answer, once it is there.
+    /// Waits for the answer.
     pub(super) async fn wait(self) -> Answer {
         match self {
             Reply::Now(answer) => answer,
@@ -308,7 +308,7 @@ impl From<Answer> for Reply {
     }
 }
 
-/// Which requests are answered.
+/// The methods of requests that are answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Methods {
     /// GET and HEAD.
@@ -317,8 +317,8 @@ pub(super) enum Methods {
     Any,
 }
 
-/// Answers requests to `listener` by these `methods` as `answer` says, for ever. Its
-/// connections count among `open`, and end with it.
+/// Answers requests to `listener` with these `methods` by `answer`, forever. Its connections count
+/// among `open`, and are closed with it.
 pub(super) async fn serve<L: Listener, R: Into<Reply>>(
     listener: L,
     open: Arc<Connections>,
@@ -338,9 +338,9 @@ pub(super) async fn serve<L: Listener, R: Into<Reply>>(
     .await;
 }
 
-/// Has `serve` serve each connection to `listener`, until another program ends the listener in the
-/// kernel (`ss -K`). Connections count among `open`, have a bounded lifetime, and end when this is
-/// dropped.
+/// Has `serve` serve each connection to `listener`, until another program closes the listener in
+/// the kernel (`ss -K`). Connections count among `open`, have a limited lifetime, and are closed
+/// when this is dropped.
 pub(super) async fn each_connection<L: Listener, F>(
     listener: L,
     open: Arc<Connections>,
@@ -356,7 +356,7 @@ pub(super) async fn each_connection<L: Listener, F>(
         };
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
-            // It does not listen any more (accept(2)).
+            // It no longer listens (accept(2)).
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => return,
             Err(_) => {
                 tokio::time::sleep(ACCEPT_AGAIN).await;
@@ -371,15 +371,15 @@ pub(super) async fn each_connection<L: Listener, F>(
                 _ = timeout(LIFETIME, served) => {}
             }
         });
-        // If its request is there, it is answered before others come to which it has to give way;
-        // and syncs can run between the connections of a crowd.
+        // If its request has arrived, it is answered before further connections displace it; and
+        // syncs can run between the connections of a crowd.
         tokio::task::yield_now().await;
     }
 }
 
-/// Answers the first request of a connection, counts the answer as `answered`, and closes the
-/// connection: what else the client may have sent is not read, so nothing waits in memory for a
-/// client that does not take its answers.
+/// Answers the first request of a connection, records the answer in `answered`, and closes the
+/// connection. Further requests are not read, so nothing waits in memory for a client that does not
+/// read its answers.
 pub(super) async fn answer_once<F: Future<Output = Answer>>(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     answered: Answered,
@@ -399,14 +399,14 @@ pub(super) async fn answer_once<F: Future<Output = Answer>>(
         .timer(TokioTimer::new())
         .header_read_timeout(PATIENCE)
         .keep_alive(false)
-        // A client that has sent its request may end its side, as nc -N does.
+        // A client that has sent its request may close its sending side, as nc -N does.
         .half_close(true)
         .max_buf_size(LONGEST_HEAD)
         .serve_connection(TokioIo::new(stream), service)
         .await;
 }
 
-/// Returns what `answer` gives to a request of `peer`, if it is by one of these `methods`.
+/// Calls `answer` for a request of `peer`, if its method is one of `methods`.
 pub(super) fn respond<R: Into<Reply>>(
     request: &Request<Incoming>,
     peer: Peer,

@@ -1,7 +1,7 @@
-//! What is served at the metrics address: `/metrics`, `/proxyMode`, `/configz`, `/statusz`,
-//! `/flagz`, `/healthz` in its short form, and how often that was requested (`/metrics/slis`,
-//! KEP-3466). To processes of this node, and to clients that the API server allows, also the API of
-//! the running proxy, and the page for people at `/`.
+//! The pages at the metrics address: `/metrics`, `/proxyMode`, `/configz`, `/statusz`, `/flagz`,
+//! `/healthz` in its short form, and the number of requests to that (`/metrics/slis`, KEP-3466).
+//! Processes of this node, and clients that the API server allows, also get the API of the running
+//! proxy, and the page for people at `/`.
 
 use std::{
     collections::BTreeMap,
@@ -30,7 +30,7 @@ use crate::{
 /// Name under which `/configz` shows the configuration: its API group.
 const CONFIG_GROUP: &str = "kubeproxy.config.k8s.io";
 
-/// The version of kube-proxy, major and minor, that this program stands in for.
+/// The version of kube-proxy, major and minor, that this program replaces.
 const KUBERNETES: (&str, &str) = ("1", "36");
 
 /// Path of the metrics.
@@ -53,11 +53,11 @@ const PATHS: [&str; 8] = [
 pub struct Running {
     /// The current mode.
     pub mode: ModeName,
-    /// Whether the settings name a mode; if not, no mode that runs is a fallback.
+    /// Whether the settings name a mode; if not, no running mode is a fallback.
     pub named: bool,
     /// Why each better mode was passed over.
     pub passed_over: Vec<String>,
-    /// What those modes miss, one word for each thing.
+    /// The missing abilities of those modes, one word for each.
     pub wanting: Vec<String>,
     /// The feature gates of kube-proxy that Tripod honours.
     pub gates: Vec<Gate>,
@@ -74,7 +74,7 @@ pub struct Gate {
     pub enabled: bool,
 }
 
-/// Returns this machine's architecture as Go calls it.
+/// This machine's architecture under Go's name.
 fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -83,7 +83,7 @@ fn architecture() -> &'static str {
     }
 }
 
-/// What the pages show about this process.
+/// The data for the pages about this process.
 #[derive(Debug)]
 pub struct Introspection {
     registry: Registry,
@@ -97,8 +97,8 @@ pub struct Introspection {
 }
 
 impl Introspection {
-    /// `configuration` is the one in force, without secrets; `flags` are all
-    /// flags with their values.
+    /// `configuration` is the one that is applied, without secrets; `flags` are all flags with
+    /// their values.
     pub fn new(
         registry: Registry,
         running: Running,
@@ -122,7 +122,7 @@ impl Introspection {
         }
     }
 
-    /// Returns the same with the API of the running proxy, for those who may ask it.
+    /// Adds the API of the running proxy, for clients that may use it.
     pub fn with_api(mut self, api: Arc<StatusApi>) -> Introspection {
         self.pages.paths.extend([
             DIFF_PATH,
@@ -136,7 +136,7 @@ impl Introspection {
         self
     }
 
-    /// Registers what describes the process: `process_…`, its version, its mode.
+    /// Registers the metrics that describe the process: `process_…`, its version, its mode.
     ///
     /// # Errors
     /// When the registry has metrics of these names already.
@@ -167,7 +167,7 @@ impl Introspection {
             )
             .const_label("reason", &wanting),
         )?;
-        // An alert uses it, which is for those who configured a mode and did not get it.
+        // An alert uses it, for operators who configured a mode and did not get it.
         fallback.set(i64::from(self.running.named && !wanting.is_empty()));
         self.registry.register(Box::new(fallback))?;
         for (name, help, label, value) in info {
@@ -178,8 +178,8 @@ impl Introspection {
         Ok(())
     }
 
-    /// Registers what every component of Kubernetes shows, which dashboards join on: the version of
-    /// kube-proxy whose place this program takes, and the feature gates that it honours.
+    /// Registers the metrics that every component of Kubernetes has, which dashboards join on: the
+    /// version of kube-proxy that this program replaces, and the feature gates that it honours.
     fn register_kubernetes(&self) -> prometheus::Result<()> {
         let info = Opts::new(
             "kubernetes_build_info",
@@ -265,8 +265,7 @@ impl Introspection {
         }
     }
 
-    /// Returns the metrics of health checks; like kube-proxy's, they are empty
-    /// until there was one.
+    /// The metrics of health checks; like kube-proxy's, they are empty until the first one.
     fn slis(&self) -> Answer {
         let text = match self.checks.load(Ordering::Relaxed) {
             0 => String::new(),

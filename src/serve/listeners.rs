@@ -1,8 +1,9 @@
-//! The TCP sockets on which this process answers about itself: probes, metrics,
-//! health-check node ports. A process that takes over is given them as descriptors.
+//! The TCP sockets on which this process answers requests about itself: probes, metrics,
+//! health-check node ports. A successor gets them as descriptors.
 //!
 //! Such a socket has one queue: whichever process accepts a connection answers it, and no client is
-//! refused while the processes change. Both keep it open, so that one goes on when the other ends.
+//! refused while the processes change. Both keep it open, so that one continues when the other
+//! ends.
 
 use std::{
     collections::BTreeMap,
@@ -33,7 +34,7 @@ const SETTLES: Duration = Duration::from_secs(2);
 /// Which process accepts connections, and where.
 #[derive(Debug, Default)]
 struct Turn {
-    /// Whether what this process is to serve is in force.
+    /// Whether the desired state of this process is applied.
     serves: bool,
     /// Number of processes that may give sockets to this one and have not ended.
     predecessors: usize,
@@ -57,14 +58,14 @@ struct Open {
 #[derive(Debug, Default)]
 struct State {
     sockets: Mutex<Sockets>,
-    /// Why something cannot be served, by its address and what it is.
+    /// Why an address cannot be served, by the address and its purpose.
     refused: Mutex<BTreeMap<(SocketAddr, &'static str), String>>,
     turn: watch::Sender<Turn>,
-    /// Counts changes of what is open.
+    /// Counts changes of the open sockets.
     changed: watch::Sender<u64>,
 }
 
-/// The sockets of this process, which others may be given.
+/// The sockets of this process, which can be passed to others.
 #[derive(Clone, Debug, Default)]
 pub struct Listeners(Arc<State>);
 
@@ -103,7 +104,7 @@ impl Listeners {
         })
     }
 
-    /// Records why `what` cannot be served at `address`, or that it is served now.
+    /// Records why `what` cannot be served at `address`; `None`: it is served now.
     pub(super) fn set_refused(&self, what: &'static str, address: SocketAddr, why: Option<String>) {
         let mut refused = self.0.refused.lock();
         match why {
@@ -112,22 +113,22 @@ impl Listeners {
         };
     }
 
-    /// Returns the reason for each address at which probes or metrics are to be served and cannot
-    /// be.
+    /// Returns the reason for each address at which probes or metrics cannot be served as
+    /// configured.
     pub(super) fn refused(&self) -> Vec<String> {
         self.0.refused.lock().values().cloned().collect()
     }
 
-    /// Waits until no other process has taken over from this one: only then does this one open
-    /// ports.
+    /// Waits while another process has taken over from this one: during that time, this one opens
+    /// no ports.
     pub(super) async fn in_charge(&self) {
         let mut turn = self.0.turn.subscribe();
         // Fails only if the sender is gone, which `self` holds.
         let _ = turn.wait_for(|turn| turn.taken.is_empty()).await;
     }
 
-    /// Stores a socket of the process before this one. This one accepts on it once it serves, or
-    /// once the other one has ended. Anything but a listening TCP socket is closed.
+    /// Stores a socket of the predecessor. This process accepts on it once it serves, or once the
+    /// predecessor has ended. Anything but a listening TCP socket is closed.
     pub fn give(&self, socket: OwnedFd) {
         let found = identity(&socket).filter(|found| found.protocol == Protocol::Tcp);
         let Some(address) = found.map(|found| found.address) else {
@@ -136,26 +137,27 @@ impl Listeners {
         let mut sockets = self.0.sockets.lock();
         let open = sockets.open.get(&address);
         let socket = StdListener::from(socket);
-        // The runtime takes nonblocking sockets only.
+        // The runtime accepts only nonblocking sockets.
         let is_usable = socket.set_nonblocking(true).is_ok();
         if is_usable && open.is_none_or(|open| open.socket.strong_count() == 0) {
             sockets.inherited.entry(address).or_insert(socket);
         }
     }
 
-    /// Accepts on the sockets that this process was given: what it is to serve is in force.
+    /// Accepts on the sockets that this process was given, because its desired state is applied.
     pub fn serve(&self) {
         self.0.turn.send_modify(|turn| turn.serves = true);
         self.0.changed.send_modify(|count| *count += 1);
     }
 
-    /// Records that as many processes may give sockets to this one.
+    /// Records that this number of processes may pass sockets to this one.
     pub fn has_predecessors(&self, count: usize) {
         self.0.turn.send_modify(|turn| turn.predecessors += count);
     }
 
-    /// Records that one of them has ended, or gives none. If it is the last, this process accepts
-    /// on the sockets that it was given, and closes those that it does not use, once it serves.
+    /// Records that one of them has ended, or passes no sockets. If it is the last, this process
+    /// accepts on the sockets that it was given, and closes those that it does not use, once it
+    /// serves.
     pub async fn predecessor_ended(&self) {
         self.0.turn.send_modify(|turn| {
             turn.predecessors = turn.predecessors.saturating_sub(1);
@@ -177,7 +179,8 @@ impl Listeners {
             .collect()
     }
 
-    /// Returns where this process answers in the place of the one that gave it the sockets.
+    /// Returns the addresses at which this process answers in place of the one that passed the
+    /// sockets.
     pub fn taken_over(&self) -> Vec<SocketAddr> {
         if !self.0.turn.borrow().serves {
             return Vec::new();
@@ -196,7 +199,7 @@ impl Listeners {
         self.0.changed.subscribe()
     }
 
-    /// Returns the record of another process, which does not answer at any address yet.
+    /// Adds another process, which does not answer at any address yet.
     pub fn successor(&self) -> Successor {
         Successor {
             listeners: self.clone(),
@@ -207,7 +210,7 @@ impl Listeners {
 
 #[cfg(test)]
 impl Listeners {
-    /// Uses the socket at `address` that was given for as long as the test runs.
+    /// Uses the socket at `address` that was passed for the rest of the test.
     pub(crate) fn use_inherited(&self, address: SocketAddr) {
         std::mem::forget(self.listen(address).expect("it was given"));
     }
@@ -258,7 +261,6 @@ pub(super) struct Listening {
 }
 
 impl Listening {
-    /// Returns the socket itself.
     pub(super) fn socket(&self) -> &Arc<TcpListener> {
         &self.socket
     }
@@ -304,7 +306,7 @@ mod tests {
         "127.0.0.1:0".parse().unwrap()
     }
 
-    /// Gives what `from` has open to a process that takes over.
+    /// Passes the open sockets of `from` to a successor.
     fn given(from: &Listeners) -> Listeners {
         let to = Listeners::default();
         to.has_predecessors(1);
@@ -343,7 +345,7 @@ mod tests {
         assert!(!accepts(&olds).await);
         assert!(accepts(&news).await);
 
-        // It ends without having accepted the last one.
+        // It ends without having accepted the last connection.
         let _third = call();
         drop((news, new, successor));
         assert!(accepts(&olds).await);

@@ -1,5 +1,5 @@
-//! What Tripod serves about itself over HTTP: probes, metrics, pages for
-//! people, and the health-check ports of Services.
+//! HTTP servers for information about Tripod: probes, metrics, pages for people, and the
+//! health-check ports of Services.
 
 mod bind;
 mod certificate;
@@ -51,9 +51,8 @@ use self::{
 };
 use crate::runner::health::Health;
 
-/// Registers the metrics of probes with `registry`. Returns the task to run: it
-/// serves `/healthz` and `/livez` at `at`, and ends only when the address
-/// cannot be bound and that is to be final.
+/// Registers the metrics of probes with `registry`. Returns the task to run: it serves `/healthz`
+/// and `/livez` at `at`, and ends only if the address cannot be bound and `hard_fail` is set.
 ///
 /// # Errors
 /// When `registry` has metrics of these names already.
@@ -67,8 +66,8 @@ pub fn health(
     Ok(async move { serve(at, "/healthz", Methods::Any, answer).await })
 }
 
-/// Serves metrics and pages for people at `at`. Ends only when the address cannot be
-/// bound and that is to be final.
+/// Serves metrics and pages for people at `at`. Ends only if the address cannot be bound and
+/// `hard_fail` is set.
 ///
 /// # Errors
 /// Says why it cannot be bound.
@@ -79,7 +78,7 @@ pub async fn metrics(at: Bind, about: Arc<Introspection>) -> Result<(), Error> {
     .await
 }
 
-/// Serves `what` at `at`, which is bound anew when another program has ended the listener.
+/// Serves `what` at `at`, and binds it again when another program has closed the listener.
 async fn serve<R: Into<Reply>>(
     mut at: Bind,
     what: &'static str,
@@ -90,13 +89,13 @@ async fn serve<R: Into<Reply>>(
     loop {
         let listener = at.listen(what).await?;
         http::serve(listener, Arc::clone(&open), methods, answer.clone()).await;
-        // Whether it can be bound at all was seen at the start.
+        // The first attempt has shown whether it can be bound at all.
         at.hard_fail = false;
     }
 }
 
-/// Serves the same over TLS, to clients that the API server allows. Ends only when the address
-/// cannot be bound, or the certificate cannot be used, and that is to be final.
+/// Serves the same over TLS, to clients that the API server allows. Ends only if the address cannot
+/// be bound, or the certificate cannot be used, and `hard_fail` is set.
 ///
 /// # Errors
 /// Says what cannot be used.
@@ -104,9 +103,8 @@ pub async fn secure_metrics(secure: Secure, about: Arc<Introspection>) -> Result
     secure::serve(secure, about).await
 }
 
-/// Serves the API of the running proxy on the unix socket `path`, which only the
-/// user of this process may use; does not end. A socket that cannot be opened is tried
-/// again.
+/// Serves the API of the running proxy on the unix socket `path`, which only the user of this
+/// process may use; never ends. If the socket cannot be opened, that is retried.
 pub async fn status(path: PathBuf, api: Arc<StartingApi>) {
     let open = Arc::new(Connections::default());
     loop {
@@ -117,7 +115,7 @@ pub async fn status(path: PathBuf, api: Arc<StartingApi>) {
     }
 }
 
-/// Why something cannot be served at all.
+/// Why a server cannot run at all.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Its address cannot be bound.

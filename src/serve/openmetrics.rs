@@ -1,6 +1,7 @@
 //! `/metrics`, in the text format of Prometheus or in OpenMetrics 1.0
 //! (<https://prometheus.io/docs/specs/om/open_metrics_spec/>), whichever is requested. Neither has
-//! exemplars. With native histograms also in the [protobuf](protobuf) format, which alone has them.
+//! exemplars. With native histograms also in the [protobuf](protobuf) format, the only one that has
+//! them.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +18,7 @@ use crate::native_histograms;
 const MEDIA_TYPE: &str = "application/openmetrics-text";
 const VERSION: &str = "1.0.0";
 
-/// Returns the metrics as they are now, in the format that `accept`, an `Accept` header, requests.
+/// Returns the current metrics in the format that `accept`, an `Accept` header, requests.
 pub(super) fn answer(registry: &Registry, accept: &str) -> Answer {
     let families = registry.gather();
     if native_histograms::is_enabled() && is_protobuf_preferred(accept) {
@@ -92,7 +93,7 @@ fn samples(families: &[MetricFamily]) -> prometheus::Result<String> {
 }
 
 /// Returns `families` in OpenMetrics. The library writes the samples, which are the same in both
-/// formats; what differs is the lines above them, and the end.
+/// formats; only the lines above them and the end differ.
 fn encode(families: &[MetricFamily]) -> prometheus::Result<String> {
     let names: BTreeSet<&str> = families.iter().map(MetricFamily::name).collect();
     let mut text = String::new();
@@ -116,8 +117,9 @@ fn encode(families: &[MetricFamily]) -> prometheus::Result<String> {
 }
 
 /// Returns the name and the type of a family. A counter's name is that of its samples without
-/// `_total`; if another family has that name, such as a gauge of what is open next to a counter of
-/// what was ever opened, the counter's type is unknown, since no two families may have one name.
+/// `_total`. If another family has that name, such as a gauge of open connections next to a counter
+/// of all that were opened, the counter's type is unknown, since no two families may have the same
+/// name.
 fn head<'a>(family: &'a MetricFamily, names: &BTreeSet<&str>) -> (&'a str, &'static str) {
     let name = family.name();
     let of_counter = name.strip_suffix("_total");

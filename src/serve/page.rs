@@ -11,8 +11,8 @@ use super::http::Answer;
 
 const PAGE: &str = include_str!("page.html");
 
-/// Allows the page to load only what it holds itself, and to send requests only to this address
-/// (Content Security Policy Level 3).
+/// Allows the page to load only its own content, and to send requests only to this address (Content
+/// Security Policy Level 3).
 static POLICY: LazyLock<String> = LazyLock::new(|| {
     let script = hash(PAGE, "script");
     let style = hash(PAGE, "style");
@@ -22,10 +22,9 @@ static POLICY: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// Returns the page.
 pub(super) fn answer() -> Answer {
     let policy = HeaderValue::from_str(&POLICY);
-    // It consists of ASCII characters.
+    // It consists of ASCII characters only.
     let policy = policy.unwrap_or(HeaderValue::from_static("default-src 'none'"));
     Answer::html(PAGE).with_header(CONTENT_SECURITY_POLICY, policy)
 }
@@ -63,7 +62,7 @@ mod tests {
         ] {
             assert!(!PAGE.contains(outside), "{outside}");
         }
-        // The hash of nothing: there is neither.
+        // The hash of an empty text: there is no such element.
         let nothing = hash("", "script");
         assert!(!POLICY.contains(&nothing), "{}", *POLICY);
         assert_eq!(

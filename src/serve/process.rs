@@ -1,5 +1,5 @@
-//! `process_…` metrics, as every Prometheus client library names them: the resources that this
-//! process uses. Read from `/proc` at each scrape (proc(5)).
+//! `process_…` metrics under the names that every Prometheus client library uses: the resources
+//! that this process uses. Read from `/proc` at each scrape (proc(5)).
 
 use std::fs;
 
@@ -17,7 +17,7 @@ use tokio::runtime::Handle;
 
 use crate::kernel::open_files;
 
-/// Name, help, and how the value is read; `None`: not at the moment.
+/// Name, help, and a function that reads the value; `None`: unavailable at the moment.
 type Metric = (&'static str, &'static str, fn() -> Option<f64>);
 
 const COUNTERS: [Metric; 3] = [
@@ -93,7 +93,7 @@ const TASKS: (&str, &str) = (
 );
 
 /// Registers the metrics with `registry`. Tasks are those of the runtime that this is called on:
-/// scrapes over TLS are answered on another one.
+/// another one answers scrapes over TLS.
 ///
 /// # Errors
 /// When it has metrics of these names already.
@@ -114,7 +114,7 @@ pub(super) fn register(registry: &Registry) -> prometheus::Result<()> {
 
 struct Process {
     descriptions: Vec<Desc>,
-    /// What runs the tasks of this process.
+    /// The runtime of this process's tasks.
     runtime: Option<Handle>,
 }
 
@@ -126,7 +126,7 @@ impl Collector for Process {
     fn collect(&self) -> Vec<MetricFamily> {
         let counters = COUNTERS.into_iter().filter_map(|(name, help, read)| {
             let counter = Counter::new(name, help).ok()?;
-            // What the kernel counts only grows; a counter panics otherwise.
+            // The kernel's counts only grow; a counter would panic otherwise.
             counter.inc_by(read()?.max(0.0));
             Some(counter.collect())
         });
@@ -173,15 +173,14 @@ fn start_time() -> Option<f64> {
     Some(boot.trim().parse::<f64>().ok()? + ticks / per_second as f64)
 }
 
-/// Returns field 22 of `/proc/pid/stat`, counted from after the program's name, which may hold
-/// spaces and parentheses: the start time in clock ticks.
+/// Reads field 22 of `/proc/pid/stat`, counted from after the program's name, which may hold spaces
+/// and parentheses: the start time in clock ticks.
 fn start_ticks(stat: &str) -> Option<f64> {
     let (_, after_name) = stat.rsplit_once(')')?;
     after_name.split_whitespace().nth(22 - 3)?.parse().ok()
 }
 
-/// Returns a value of the `IpExt` table of `/proc/net/netstat`: a line of
-/// names, a line of values.
+/// Reads a value of the `IpExt` table of `/proc/net/netstat`: a line of names, a line of values.
 fn ip_octets(netstat: &str, name: &str) -> Option<f64> {
     let mut lines = netstat.lines().filter(|line| line.starts_with("IpExt:"));
     let (names, values) = (lines.next()?, lines.next()?);

@@ -1,4 +1,4 @@
-//! Metrics in Prometheus' protobuf format, which alone has native histograms: messages
+//! Metrics in Prometheus' protobuf format, the only one with native histograms: messages
 //! `io.prometheus.client.MetricFamily`, each after its length
 //! (<https://github.com/prometheus/client_model>, `metrics.proto`).
 
@@ -112,7 +112,7 @@ fn metric(message: &mut Message, name: &str, kind: MetricType, metric: &Metric) 
 }
 
 /// Writes the classic buckets, and the native ones. Count and sum are those of the native ones, which
-/// have to add up.
+/// must be consistent.
 fn histogram(message: &mut Message, classic: &Histogram, native: NativeHistogram) {
     message.number(1, native.count);
     message.double(2, native.sum);
@@ -153,7 +153,7 @@ mod tests {
 
     use super::*;
 
-    /// Reads a message: each field with its bytes, or its number.
+    /// Parses a message: each field with its bytes, or its number.
     fn fields(mut bytes: &[u8]) -> Vec<(u64, Result<u64, &[u8]>)> {
         let mut found = Vec::new();
         while !bytes.is_empty() {

@@ -1,5 +1,5 @@
-//! The secure metrics address: TLS, and nothing but health without a token that the
-//! API server knows and allows.
+//! The secure metrics address: TLS, and access only with a token that the API server knows and
+//! allows, except to health.
 
 use std::{io, sync::Arc, thread, time::Duration};
 
@@ -31,23 +31,22 @@ const OPEN: [&str; 2] = ["/healthz", "/healthz/ping"];
 /// Pause before files that could not be read are tried again.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// Where to serve, with which certificate, and what decides who may read.
+/// The address, the certificate, and the authorizer of the secure server.
 #[derive(Debug)]
 pub struct Secure {
-    /// Where it listens; TCP.
+    /// The address; TCP.
     pub at: Bind,
-    /// Files of the certificate and its key, or names for one that is made.
+    /// Files of the certificate and its key, or names for a generated one.
     pub identity: Identity,
     /// Decides who may read.
     pub authorizer: Authorizer,
 }
 
-/// Serves `about` for ever, on a thread of its own: what handshakes cost delays nothing
+/// Serves `about` forever, in a separate thread, so that the cost of handshakes delays nothing
 /// else.
 ///
 /// # Errors
-/// When the address cannot be bound, or the certificate cannot be used, and that is to
-/// be final.
+/// When the address cannot be bound, or the certificate cannot be used, and `hard_fail` is set.
 pub(super) async fn serve(secure: Secure, about: Arc<Introspection>) -> Result<(), Error> {
     let (sender, ended) = oneshot::channel();
     let thread = thread::Builder::new().name("secure-metrics".to_owned());
@@ -57,7 +56,7 @@ pub(super) async fn serve(secure: Secure, about: Arc<Introspection>) -> Result<(
             Ok(runtime) => runtime.block_on(run(secure, about)),
             Err(error) => Err(Error::Thread(error)),
         };
-        // The receiver is gone if the process is ending.
+        // The receiver is gone if the process is shutting down.
         let _ = sender.send(result);
     });
     spawned.map_err(Error::Thread)?;
@@ -137,7 +136,7 @@ impl Guard {
     }
 }
 
-/// Returns the token of a request (RFC 6750, section 2.1).
+/// The bearer token of a request (RFC 6750, section 2.1).
 fn token(request: &Request<Incoming>) -> Option<&str> {
     let value = request.headers().get(AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = value.split_once(' ')?;

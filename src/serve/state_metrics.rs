@@ -1,6 +1,6 @@
-//! `tripod_objects_followed` and `tripod_sync_waiting_seconds`: what can keep changes from taking
-//! effect for long, also when there never was a sync. Made at each scrape, from the same data as
-//! the answers of `/v1/status` and of probes.
+//! `tripod_objects_followed` and `tripod_sync_waiting_seconds`: conditions that can keep changes
+//! from taking effect for long, even if there never was a sync. Collected at each scrape, from the
+//! same data as the answers of `/v1/status` and of probes.
 
 use std::sync::Arc;
 

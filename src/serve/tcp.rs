@@ -8,12 +8,12 @@ use std::{
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpListener;
 
-/// How many connections may wait to be accepted: if there is no room, clients try again after a
-/// second at the earliest, even those that are no part of a crowd.
+/// Number of connections that may wait to be accepted: if there is no room, all clients, even those
+/// that are no part of a crowd, try again after a second at the earliest.
 const BACKLOG: i32 = 1024;
 
-/// Listens on `address`. A wildcard is every address of both families, or of IPv4 where the
-/// kernel has no IPv6.
+/// Listens on `address`. A wildcard means every address of both families, or of IPv4 if the kernel
+/// has no IPv6.
 ///
 /// # Errors
 /// When another program has it, it is not this node's, or this process may not

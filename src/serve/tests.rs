@@ -29,9 +29,9 @@ use crate::{
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Names and types that kube-proxy 1.36 serves whatever its mode, and those of
-/// the iptables mode that mean something everywhere: recorded from a running
-/// one. What is left out is about iptables rules, or about the API client.
+/// Names and types of the metrics that kube-proxy 1.36 serves in any mode, and those of the
+/// iptables mode that are meaningful everywhere, recorded from a running one. Metrics about
+/// iptables rules or about the API client are left out.
 const KUBE_PROXY: [(&str, &str); 28] = [
     (
         "kubeproxy_conntrack_reconciler_deleted_entries_total",
@@ -128,7 +128,7 @@ fn about_mode(registry: &Registry, named: bool) -> Introspection {
     Introspection::new(registry.clone(), running, configuration, flags)
 }
 
-/// Status and body, its times replaced by T after they were checked.
+/// Status and body; its times are checked and then replaced by T.
 fn probe(probes: &Probes, path: &str) -> (u16, String) {
     let answer = probes.answer(get(path));
     assert_eq!(answer.kind, "application/json");
@@ -189,8 +189,8 @@ async fn probes_are_answered_in_kube_proxys_words() {
     expect("/healthz", 200, &healthz);
     expect("/livez", 200, &livez);
 
-    // The node is about to go: load balancers should send elsewhere, but the
-    // proxy lives.
+    // The node is about to be removed: load balancers should send elsewhere, but the proxy is
+    // alive.
     let node = json!({"metadata": {"name": "n"}, "spec": {"taints": [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]}});
     let node = serde_json::from_value(node).unwrap();
     let node = Node::reduce(&node, &mut Names::default()).unwrap().object;
@@ -212,7 +212,7 @@ async fn probes_are_answered_in_kube_proxys_words() {
     health.updated(Family::V6);
     expect("/livez", 200, &livez);
 
-    // One family never came in force: it is named, and the pod goes on.
+    // One family was never applied: it is named, and the pod continues.
     let health = Arc::new(Health::new(TIMEOUT));
     let left_out = self::probes(&health);
     health.updated(Family::V4);
@@ -379,7 +379,7 @@ fn the_other_pages() {
     assert_eq!(listed.len(), 8);
 }
 
-/// Sends `request` and reads until the server closes.
+/// Sends `request` and reads until the server closes the connection.
 async fn exchange(address: SocketAddr, request: &str) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -433,8 +433,8 @@ async fn over_the_wire() {
     let _ = end.await.expect("the connection is still open");
 }
 
-/// As many clients as `peers` that ask again and again without waiting for an
-/// answer, and read none.
+/// Opens this number of clients, `peers`, that send requests without waiting for an answer, and
+/// read none.
 async fn pipeline_and_never_read(address: SocketAddr, peers: u16) -> Vec<TcpStream> {
     let requests = "GET /large HTTP/1.1\r\nhost: x\r\n\r\n".repeat(2_000);
     let mut clients = Vec::new();
@@ -445,7 +445,7 @@ async fn pipeline_and_never_read(address: SocketAddr, peers: u16) -> Vec<TcpStre
             .bind(SocketAddr::from(([127, 9, high, low], 0)))
             .unwrap();
         let stream = socket.connect(address).await.unwrap();
-        // What the server does not take stays behind.
+        // The server does not take all of it.
         let _ = stream.try_write(requests.as_bytes());
         clients.push(stream);
     }

@@ -1,4 +1,4 @@
-//! The unix socket on which the running proxy is asked.
+//! The unix socket of the running proxy's API.
 
 use std::{
     io,
@@ -15,7 +15,7 @@ use crate::kernel::socket::unix;
 /// Pause before a socket that could not be opened is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Returns a listener at `path`, trying again until it can be opened.
+/// Returns a listener at `path`, retrying until it can be opened.
 pub(super) async fn listen(path: PathBuf) -> UnixListener {
     let log = |error: &io::Error| {
         tracing::warn!(

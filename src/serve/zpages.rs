@@ -1,4 +1,4 @@
-//! `/statusz` and `/flagz`, what Kubernetes calls z-pages (KEP-4827, KEP-4828): plain text for
+//! `/statusz` and `/flagz`, which Kubernetes calls z-pages (KEP-4827, KEP-4828): plain text for
 //! people, JSON for clients that request it by the `Accept` header.
 
 use std::{collections::BTreeMap, time::SystemTime};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::http::{Answer, Asked};
 
-/// The component whose place this program takes.
+/// The component that this program replaces.
 const COMPONENT: &str = "kube-proxy";
 
 /// Versions of the JSON form; both have the same fields here.
@@ -108,8 +108,8 @@ fn object(form: Form, kind: &str, mut fields: Value) -> Answer {
     Answer::json(fields.to_string())
 }
 
-/// Returns the first form in an `Accept` header (RFC 9110, section 12.5.1) that the page of `kind`
-/// comes in. Weights are ignored.
+/// Returns the first form in an `Accept` header (RFC 9110, section 12.5.1) in which the page of
+/// `kind` is available. Weights are ignored.
 fn accepted(accept: &str, kind: &str) -> Option<Form> {
     if accept.trim().is_empty() {
         return Some(Form::Text);

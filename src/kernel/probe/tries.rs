@@ -135,7 +135,7 @@ fn conntrack() -> Tried {
     Ok(())
 }
 
-/// Returns the abilities of iptables, as unknown because of `why`.
+/// Records that the abilities of iptables are unknown because of `why`.
 pub(super) fn no_rules_known(why: &str) -> Kernel {
     let mut kernel = Kernel::default();
     for family in Family::ALL {

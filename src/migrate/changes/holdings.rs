@@ -1,4 +1,4 @@
-//! What a kernel holds, or is to hold, of kube-proxy or Tripod, as lines.
+//! The present or desired state of kube-proxy's and Tripod's objects in a kernel, as lines.
 
 use std::collections::BTreeMap;
 
@@ -13,11 +13,11 @@ use xtables::{
 
 use crate::modes::{iptables, ipvs, nftables};
 
-/// Lines by the place where they are.
+/// Lines, grouped by place.
 #[derive(Clone, Debug, Default)]
 pub struct Holdings {
     places: BTreeMap<String, Vec<Words>>,
-    /// Whether the kubelet has rules of its own in KUBE-FIREWALL.
+    /// Whether the kubelet has its own rules in KUBE-FIREWALL.
     has_kubelets: bool,
 }
 
@@ -39,8 +39,8 @@ const SERVERS: &str = "virtual servers";
 const LISTENERS: &str = "listeners";
 
 impl Program {
-    /// Returns the program that a line of `tripod render` names, with the engine to which
-    /// rules of a family go.
+    /// Returns the program that a line of `tripod render` names, with the engine for rules of a
+    /// family.
     fn named(line: &str, engine: impl Fn(Family) -> Option<Engine>) -> Option<Program> {
         let of = |family| Program::Iptables(family, engine(family));
         Some(match line {
@@ -60,12 +60,11 @@ impl Holdings {
         self.places.keys()
     }
 
-    /// Returns the lines of `place`.
     pub(super) fn lines(&self, place: &str) -> &[Words] {
         self.places.get(place).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns whether the kubelet needs the line as well: its chain, and rules that jump there.
+    /// Returns whether the kubelet needs the line, too: its chain, or a rule that jumps there.
     pub(super) fn is_kubelets(&self, line: &Words) -> bool {
         let text = line.to_string();
         let mut words = text.split_whitespace();
@@ -83,7 +82,7 @@ impl Holdings {
         self.add(&line, &line);
     }
 
-    /// Adds what `program` printed.
+    /// Adds the output of `program`.
     pub fn saved(&mut self, program: Program, text: &str) {
         let mut table = None;
         for line in text.lines().map(str::trim) {
@@ -91,7 +90,7 @@ impl Holdings {
         }
     }
 
-    /// Adds what `tripod render` prints, or ipvs mode saves. Rules go to the engine of
+    /// Adds the output of `tripod render`, or lines that ipvs mode saves. Rules go to the engine of
     /// their family.
     pub fn rendered(&mut self, text: &str, engine: impl Fn(Family) -> Option<Engine>) {
         let (mut program, mut table) = (None, None);
@@ -141,7 +140,7 @@ impl Holdings {
         }
     }
 
-    /// Adds a set or a member; how a set is stored is left out.
+    /// Adds a set or a member, without storage options of the set.
     fn set(&mut self, line: &str) {
         let mut words = line.split_whitespace();
         match (words.next(), words.next(), words.next()) {
@@ -176,7 +175,7 @@ fn of_table(family: Family, table: Table, engine: Option<Engine>) -> String {
     format!("{family}, table {table}{engine}")
 }
 
-/// Returns the place of a line of `nft -f`, if it belongs to our table.
+/// Finds the table in a line of `nft -f`, if it is ours.
 fn nft_table(line: &str) -> Option<String> {
     let mut words = line.split_whitespace().skip(2);
     let family = words.next().filter(|family| ["ip", "ip6"].contains(family));

@@ -1,4 +1,4 @@
-//! What is added, removed and kept, for lines as programs print them.
+//! Added, removed and kept lines, for the output of programs.
 
 use net::Family;
 use xtables::Engine;
@@ -27,7 +27,7 @@ fn rendered(text: &str, engine: Option<Engine>) -> Holdings {
     holdings
 }
 
-/// Returns the lines of a place: which are added, which are removed, and how many stay.
+/// The lines of a place that are added and removed, and the number of those that stay.
 fn of<'a>(changes: &'a [PlaceChanges], place: &str) -> (Vec<&'a str>, Vec<&'a str>, usize) {
     let mut places = changes.iter();
     let found = places.find(|of| of.place == place);
@@ -111,7 +111,7 @@ fn sets_servers_addresses_tables_and_listeners_are_places() {
 }
 
 proptest::proptest! {
-    /// Only the existing and the desired lines matter: those that stay are in both.
+    /// Only the existing and the desired lines matter: the kept ones are in both.
     #[test]
     fn what_comes_goes_and_stays_adds_up(
         there in proptest::collection::vec(0_u8..6, 0..12),

@@ -1,12 +1,12 @@
-//! Prints what changes line by line.
+//! Prints the changes line by line.
 
 use super::{super::report::Report, field, modes};
 use crate::migrate::changes::PlaceChanges;
 
-/// Number of lines of one place that are shown; the rest is counted.
+/// Maximum number of lines of one place that are printed; the rest is counted.
 const LINES: usize = 8;
 
-/// Writes what changes in the mode that decides. `wide`: all lines of each mode.
+/// Writes the changes in the decisive mode. `wide`: all lines of each mode.
 pub(super) fn write(text: &mut String, report: &Report, wide: bool) {
     let Some(changes) = &report.changes else {
         let hint = "\nFor changes line by line, give the cluster's objects with --manifests.\n";

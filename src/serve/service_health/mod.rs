@@ -1,6 +1,5 @@
-//! Health-check node ports of Services (`spec.healthCheckNodePort`): load
-//! balancers ask there whether this node has endpoints of a Service whose
-//! external traffic policy is Local.
+//! Health-check node ports of Services (`spec.healthCheckNodePort`): where load balancers ask
+//! whether this node has endpoints of a Service whose external traffic policy is Local.
 //!
 //! This file counts endpoints; `ports` has the listeners.
 
@@ -45,24 +44,24 @@ struct Check {
     local_endpoints: PerFamily<Option<usize>>,
 }
 
-/// What one ServicePort adds to the health check of its Service.
+/// The contribution of one ServicePort to the health check of its Service.
 #[derive(Debug)]
 struct Part {
     port: u16,
     local: BTreeSet<IpAddr>,
 }
 
-/// Follows the service map, and has the ports opened and closed.
+/// Follows the service map, and opens and closes the ports.
 pub struct ServiceHealth {
     addresses: Box<dyn FnMut() -> io::Result<BTreeSet<IpAddr>> + Send>,
     parts: HashMap<ServiceName, BTreeMap<ServicePortName, Part>>,
     desired: watch::Sender<Desired>,
     sockets: ports::Sockets,
-    /// Why the addresses could not be listed.
+    /// Logs once why the addresses could not be listed.
     unlisted: LogOnce,
 }
 
-/// Says where health checks are not served though they are to be.
+/// Lists health checks that should be served and are not.
 #[derive(Clone, Debug)]
 pub struct HealthListeners {
     desired: watch::Receiver<Desired>,
@@ -70,22 +69,22 @@ pub struct HealthListeners {
 }
 
 impl HealthListeners {
-    /// Returns each address at which no socket listens for the Service that it is for.
+    /// Returns each Service and address without the required listening socket.
     pub(super) fn missing(&self) -> Vec<(ServiceName, SocketAddr)> {
         self.sockets.missing(&self.desired.borrow())
     }
 
-    /// Returns the addresses that could not be listened on when it was tried, and why.
+    /// Returns the addresses that could not be bound at the last attempt, and why.
     pub(super) fn refused(&self) -> Vec<Refused> {
         self.sockets.refused()
     }
 }
 
 impl ServiceHealth {
-    /// Starts without any port. `addresses` lists where node ports are served now, and is called at
-    /// each full sync; while it fails, the last addresses stay; a wildcard stands for every address
-    /// of both families; `listeners` are those of this process. All ports close when this is
-    /// dropped. Must be called within a tokio runtime.
+    /// Starts without any port. `addresses` lists the addresses that serve node ports now, and is
+    /// called at each full sync; while it fails, the last addresses stay; a wildcard stands for
+    /// every address of both families; `listeners` are those of this process. All ports are closed
+    /// when this is dropped. Must be called within a tokio runtime.
     ///
     /// # Errors
     /// When `registry` has metrics of these names already.
@@ -112,7 +111,7 @@ impl ServiceHealth {
         })
     }
 
-    /// Returns what says where health checks are not served.
+    /// Returns a view of the health checks that are not served.
     pub fn listeners(&self) -> HealthListeners {
         HealthListeners {
             desired: self.desired.subscribe(),
@@ -120,8 +119,8 @@ impl ServiceHealth {
         }
     }
 
-    /// Updates both families of a ServicePort of which one was applied: their endpoints are the
-    /// same pods, and load balancers must learn which of them are gone even if the other family
+    /// Updates both families of a ServicePort after one of them was applied: their endpoints are
+    /// the same pods, and load balancers must learn which of them are gone even if the other family
     /// fails.
     fn update_both(&mut self, name: &ServicePortName, map: &ServiceMap) -> bool {
         let mut concerned = false;
@@ -132,7 +131,7 @@ impl ServiceHealth {
         concerned
     }
 
-    /// Updates what `port` adds. Returns whether it has, or had, a health-check port.
+    /// Updates the contribution of `port`. Returns whether it has, or had, a health-check port.
     fn update(&mut self, name: &ServicePortName, port: Option<&ServicePort>) -> bool {
         let service = &name.service;
         if let Some(part) = port.and_then(part) {
@@ -150,8 +149,7 @@ impl ServiceHealth {
         had
     }
 
-    /// Returns the addresses to serve them at now; `None`: they cannot be listed, which is
-    /// logged.
+    /// Returns the addresses to serve at now; `None`: they cannot be listed, which is logged.
     fn listed(&mut self) -> Option<BTreeSet<IpAddr>> {
         match (self.addresses)() {
             Ok(addresses) => {
@@ -189,7 +187,7 @@ impl ServiceHealth {
 
 fn part(port: &ServicePort) -> Option<Part> {
     let endpoints = port.endpoints.all.iter();
-    // One of weight 0 gets no new connections.
+    // An endpoint of weight 0 gets no new connections.
     let takes = |one: &&Endpoint| one.local && one.ready && one.weight > 0;
     let local = endpoints.filter(takes);
     Some(Part {
@@ -198,8 +196,8 @@ fn part(port: &ServicePort) -> Option<Part> {
     })
 }
 
-/// Returns the number of local endpoints of `family`, if the Service has addresses of it. Those of
-/// a Service with several ports are the same pods: an address counts once.
+/// Counts the local endpoints of `family`, if the Service has addresses of that family. Those of a
+/// Service with several ports are the same pods: an address counts once.
 fn local_endpoints(parts: &BTreeMap<ServicePortName, Part>, family: Family) -> Option<usize> {
     let parts = parts.iter().filter(|(name, _)| name.family == family);
     let mut parts = parts.map(|(_, part)| &part.local).peekable();

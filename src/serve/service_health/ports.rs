@@ -33,8 +33,8 @@ use crate::{
     trouble::Trouble,
 };
 
-/// Pause before an address that was refused once is tried again, and reported if it still is
-/// refused: between fork and exec, a program that is being started has a copy of a listener that
+/// Pause before an address that was refused once is tried again, and reported if it is still
+/// refused: between fork and exec, a program that is being started holds a copy of a listener that
 /// was just closed. The pause doubles up to the longest.
 const PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -42,12 +42,12 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Header with the number of endpoints on this node, for load balancers that have weights.
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
 
-/// The sockets that listen now, and why others cannot.
+/// The sockets that listen now, and the reasons why others cannot.
 #[derive(Clone, Debug)]
 pub(super) struct Sockets {
     open: Arc<Mutex<BTreeMap<Place, Weak<TcpListener>>>>,
     refused: Arc<Mutex<BTreeMap<Place, Trouble>>>,
-    /// Number of places that are refused.
+    /// Number of refused places.
     count: IntGauge,
 }
 
@@ -68,7 +68,7 @@ impl Sockets {
         registry.register(Box::new(self.count.clone()))
     }
 
-    /// Returns what cannot be served, and why.
+    /// Returns the places that cannot be served, and why.
     pub(super) fn refused(&self) -> Vec<Refused> {
         let refused = self.refused.lock();
         let refused = refused.iter().map(|(place, trouble)| Refused {
@@ -110,7 +110,7 @@ impl Sockets {
         at.next().map(|(other, _)| other.service.clone())
     }
 
-    /// Returns where `desired` has no socket that listens.
+    /// Lists the places of `desired` without a listening socket.
     pub(super) fn missing(&self, desired: &Desired) -> Vec<(ServiceName, SocketAddr)> {
         let sockets = self.open.lock();
         let listens = |place: &Place| {
@@ -133,22 +133,22 @@ impl Sockets {
 /// A health check that cannot be served at an address.
 #[derive(Clone, Debug)]
 pub struct Refused {
-    /// The Service that it is for.
+    /// The Service.
     pub service: ServiceName,
-    /// The address at which it is to be served.
+    /// The address at which it should be served.
     pub address: SocketAddr,
     /// Why it cannot be served there, and since when.
     pub trouble: Trouble,
 }
 
-/// One listener of one Service.
+/// The place of one listener of one Service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
     service: ServiceName,
     address: SocketAddr,
 }
 
-/// A listener at work; ends when dropped.
+/// A running listener; closed when dropped.
 struct Listening(JoinHandle<()>);
 
 impl Listening {
@@ -175,7 +175,7 @@ pub(super) async fn maintain(
     events: Recorder,
 ) {
     let mut open: BTreeMap<Place, Listening> = BTreeMap::new();
-    // There may be many ports: they share the number of connections that one server may have.
+    // There may be many ports: they share the limit of connections for one server.
     let connections = Arc::new(Connections::default());
     while desired.changed().await.is_ok() {
         let places = places(&desired.borrow_and_update());
@@ -243,10 +243,10 @@ async fn listen(
         sockets.add(&place, listener.socket());
         let (desired, health) = (desired.clone(), Arc::clone(&health));
         let service = place.service.clone();
-        // `serve` returns when another program ends the listener in the kernel.
+        // `serve` returns when another program closes the listener in the kernel.
         let answer = move |asked: Asked<'_>| {
-            // A load balancer asks over the family in which it forwards, and the other family may
-            // have other endpoints, or fail. kube-proxy has a server for each family.
+            // A load balancer asks over the family in which it forwards; the other family may have
+            // other endpoints, or fail. kube-proxy has a server for each family.
             let family = asked.family.unwrap_or(Family::V4);
             let check = desired.borrow().checks.get(&service).copied();
             let count = check.and_then(|check| *check.local_endpoints.get(family));
@@ -258,7 +258,7 @@ async fn listen(
     }
 }
 
-/// Listens at `place`, as soon as it can be bound.
+/// Listens at `place` as soon as it can be bound.
 async fn bound(
     place: &Place,
     sockets: &Sockets,
@@ -306,7 +306,7 @@ async fn bound(
     listener
 }
 
-/// Returns why an address is not served, and what to do. `other` is the Service that has it.
+/// Returns why an address is not served, and the remedy. `other` is the Service that has it.
 fn reason(error: &io::Error, other: Option<ServiceName>) -> String {
     match (error.kind(), other) {
         (io::ErrorKind::AddrInUse, Some(other)) => format!(

@@ -20,9 +20,9 @@ use crate::{
     },
 };
 
-/// Returns a loopback address of this process's own: a port that another process
-/// has, such as this test in another build, is at another address. Process ids
-/// have 22 bits (proc(5), `pid_max`), and all of 127.0.0.0/8 is loopback.
+/// A loopback address for this process alone: a port that another process has, such as this test in
+/// another build, is at another address. Process ids have 22 bits (proc(5), `pid_max`), and all of
+/// 127.0.0.0/8 is loopback.
 fn here() -> IpAddr {
     Ipv4Addr::from_bits(Ipv4Addr::LOCALHOST.to_bits() & !0xff_ffff | std::process::id()).into()
 }
@@ -31,7 +31,7 @@ fn name(service: &str, port: &str, family: Family) -> ServicePortName {
     port_name(&format!("hc/{service}:{port}")).in_family(family)
 }
 
-/// An endpoint as `address`, and words about it.
+/// An endpoint with `address` and the properties that `words` name.
 fn endpoint(address: &str, words: &str) -> Endpoint {
     Endpoint {
         local: words.contains("local"),
@@ -59,7 +59,7 @@ fn port(name: ServicePortName, check: Option<u16>, endpoints: &[Endpoint]) -> Se
     }
 }
 
-/// Follows service maps as it does for the runner.
+/// Follows service maps like the runner's.
 struct Bench {
     serving: ServiceHealth,
     health: Arc<Health>,
@@ -90,7 +90,7 @@ impl Bench {
         }
     }
 
-    /// Records that what changed of `family` is in force.
+    /// Records that changes of `family` are applied.
     fn in_force(
         &mut self,
         family: Family,
@@ -108,7 +108,7 @@ impl Bench {
         self.serving.synced(family, &map, &changes);
     }
 
-    /// Returns the name of each Service, its port, and its endpoints in each family.
+    /// Name, port, and number of endpoints in each family, of each Service.
     fn counts(&self) -> Vec<(String, u16, [Option<usize>; 2])> {
         let desired = self.serving.desired.borrow();
         let checks = desired.checks.iter();
@@ -121,7 +121,7 @@ impl Bench {
     }
 }
 
-/// Returns a port that is free, below those that the kernel gives to callers.
+/// Returns a free port, below those that the kernel assigns to callers.
 fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(20_000);
     loop {
@@ -145,7 +145,7 @@ async fn get_at(ip: IpAddr, port: u16) -> Option<String> {
     Some(answer)
 }
 
-/// Asks until the answer is as it should be.
+/// Repeats the request until the answer is good.
 async fn eventually(port: u16, good: impl Fn(Option<&str>) -> bool) -> Option<String> {
     eventually_at(here(), port, good).await
 }
@@ -198,7 +198,7 @@ async fn endpoints_of_a_service_are_counted_once() {
         [("web".to_owned(), 30_000, [Some(3), Some(1)])]
     );
 
-    // Only what changed is updated.
+    // Only changed ports are updated.
     bench.sync(false, std::slice::from_ref(&more), &ports[..1]);
     assert_eq!(
         bench.counts(),
@@ -267,7 +267,7 @@ async fn each_family_has_its_own_health_check() {
     if std::net::TcpListener::bind((v6, 0)).is_err() {
         return;
     }
-    // One listener for both families, and one address of each.
+    // One listener for both families, or one address of each.
     let wildcard: &[IpAddr] = &[std::net::Ipv6Addr::UNSPECIFIED.into()];
     for addresses in [wildcard, &[here(), v6]] {
         let addresses: BTreeSet<IpAddr> = addresses.iter().copied().collect();
@@ -383,7 +383,7 @@ async fn ports_come_go_and_change_hands() {
     );
     eventually(second, says("b")).await;
     eventually(first, |answer| answer.is_none()).await;
-    // A port that changes hands was never in the way of itself.
+    // A port that changes hands never conflicts with itself.
     assert!(bench.events.try_recv().is_err());
 
     drop(bench.serving);
@@ -410,7 +410,7 @@ async fn a_port_that_is_taken_is_named_once_and_tried_again() {
     };
     assert_eq!(refused.address, SocketAddr::new(here(), check));
     assert!(refused.trouble.why.contains("ss -ltnp"), "{refused:?}");
-    // It is tried again in vain a few times.
+    // A few retries fail.
     tokio::time::pause();
     tokio::time::sleep(Duration::from_secs(20)).await;
     tokio::time::resume();
@@ -441,7 +441,7 @@ async fn of_two_services_with_one_port_the_other_is_named() {
     let refused = listeners.refused();
     assert_eq!(refused.len(), 1);
     assert_eq!(refused[0].service, second.service);
-    // It is over, too, when no Service has the port any more.
+    // The failure is over, too, when no Service has the port any more.
     ports.pop();
     bench.sync(true, &[], &ports);
     let deadline = Instant::now() + Duration::from_secs(10);

@@ -1,5 +1,5 @@
-//! Which endpoints get packets: those of an answer to `/v1/explain`, and those that are shown as in
-//! use.
+//! The endpoints that get packets: those in an answer to `/v1/explain`, and those that are shown as
+//! in use.
 
 use std::net::SocketAddr;
 
@@ -14,7 +14,7 @@ use crate::{
 };
 
 impl StatusApi {
-    /// Returns the endpoints of `port` that are not used although the ServicePort does not say so,
+    /// Lists the endpoints of `port` that are not used although the ServicePort does not say so,
     /// each with the reason: they have one of these `addresses`, or did not answer lately. If none
     /// answered, all are used.
     pub(super) fn passed_over(
@@ -31,7 +31,7 @@ impl StatusApi {
         let by_rules = matches!(self.about.mode, ModeName::Iptables | ModeName::Nftables);
         let owner = |address| {
             let owner = addresses.owner(protocol, address);
-            // Packets to others may reach a load balancer.
+            // Packets to other addresses may reach a load balancer.
             let owner = owner.filter(|(_, kind)| !by_rules || *kind == AddressKind::ClusterIp);
             let owner = owner.map(|(name, _)| name.clone());
             owner.or_else(|| self.traffic.comes_back(protocol, address))
@@ -54,7 +54,7 @@ impl StatusApi {
     }
 }
 
-/// Returns what is shown of the endpoints that such a packet may be sent to.
+/// Describes the endpoints to which such a packet may be sent.
 pub(super) fn candidates(
     explanation: &question::Explanation,
     port: Option<&ServicePort>,

@@ -8,7 +8,7 @@ use crate::{
 /// Maximum number of connections in an answer.
 const MOST: usize = 100;
 
-/// Returns the connections that were `found` to the destination of a packet, the stale ones first.
+/// Lists the connections that were `found` to the destination of a packet, the stale ones first.
 pub(super) fn listed(found: &[question::Connection], explained: &ExplainedPacket) -> Connections {
     let why = |connection: &question::Connection| -> Option<Stale> {
         let explanation = explained.explanation.as_ref().ok()?;
@@ -23,7 +23,7 @@ pub(super) fn listed(found: &[question::Connection], explained: &ExplainedPacket
         .partition(|(_, why)| why.is_some());
     let items = stale.iter().chain(&others).take(MOST);
     let items = items.map(|(connection, why)| {
-        // What is translated may go to a socket of this process.
+        // Translated packets may go to a socket of this process.
         let endpoint = connection.translated_to.filter(|_| !is_to_sockets);
         Connection {
             client: connection.client.to_string(),

@@ -1,4 +1,4 @@
-//! The addresses that a Service has for packets that are asked about.
+//! The addresses of a Service as a destination of explained packets.
 
 use std::{
     collections::BTreeSet,
@@ -15,20 +15,20 @@ use crate::{
     status_api::NamedService,
 };
 
-/// The Service has no address for the packet that is asked about.
+/// Why the Service has no address for such a packet.
 #[derive(Debug)]
 pub(super) struct Unresolved {
     /// Status of the answer.
     pub(super) status: StatusCode,
-    /// Says why, and which ports there are.
+    /// The reason, and the ports of the Service.
     pub(super) why: String,
 }
 
-/// Returns the cluster IPs of `service`, each with the port that is named and its protocol;
-/// where the caller is an address, those of its IP family alone.
+/// Returns the cluster IPs of `service`, each with the named port and its protocol; if the caller
+/// is an address, only those of its IP family.
 ///
 /// # Errors
-/// There is none, or the Service has several ports, of which none is named.
+/// When there is none, or the Service has several ports and none is named.
 pub(super) fn cluster_ips(
     service: &NamedService,
     protocol: Option<Protocol>,
@@ -98,7 +98,7 @@ pub(super) fn cluster_ips(
     Ok(reached)
 }
 
-/// Returns name, number and protocol of each port, which is there once for each IP family.
+/// Returns name, number and protocol of each port, which exists once for each IP family.
 fn distinct(ports: &[&ServicePort]) -> Vec<String> {
     let names: BTreeSet<_> = ports
         .iter()
@@ -133,7 +133,7 @@ mod tests {
         }
     }
 
-    /// Returns the same port whose cluster IP another Service has.
+    /// Returns the same port after it lost its cluster IP to another Service.
     fn lost(port: &ServicePort) -> ServicePort {
         let conflict = Conflict {
             kind: AddressKind::ClusterIp,
@@ -149,7 +149,7 @@ mod tests {
         }
     }
 
-    /// Returns the addresses of `to`, or why there is none.
+    /// Resolves `to` to addresses, or says why there is none.
     fn resolved(ports: &[ServicePort], to: &str, from: Caller) -> Result<String, String> {
         let to = Destination::read(to).unwrap();
         let Addressee::Service(service) = to.addressee else {

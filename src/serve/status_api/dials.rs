@@ -10,14 +10,14 @@ use super::{
 };
 use crate::serve::http::Answer;
 
-/// Which tries to reach endpoints are requested.
+/// The attempts to reach endpoints that are requested.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DialsAsked {
     /// `namespace/name:port` of the ServicePort.
     pub service_port: String,
     /// The protocol of the ServicePort.
     pub protocol: Protocol,
-    /// The number that an earlier answer gave; `None`: there is none yet.
+    /// The number in an earlier answer; `None`: there is none yet.
     pub after: Option<u64>,
 }
 

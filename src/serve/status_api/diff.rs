@@ -32,7 +32,7 @@ async fn answer(api: Arc<StatusApi>) -> Answer {
     }
 }
 
-/// Returns the answer to a question that the runner does not answer.
+/// Returns the answer if the runner does not answer a question.
 pub(super) fn unanswered(why: Unanswered) -> Answer {
     let status = match why {
         Unanswered::Busy => StatusCode::TOO_MANY_REQUESTS,

@@ -25,7 +25,7 @@ use crate::{
     },
 };
 
-/// Maximum number of differences in an answer, apart from those of the ServicePort.
+/// Maximum number of differences in an answer, in addition to those of the ServicePort.
 const MOST: usize = 100;
 
 impl StatusApi {
@@ -44,8 +44,7 @@ impl StatusApi {
         Reply::later(answer(Arc::clone(self), asked))
     }
 
-    /// Returns the packets that are asked about; of a Service one for each of its cluster
-    /// IPs.
+    /// Returns the packets to explain; for a Service, one for each of its cluster IPs.
     fn packets(&self, asked: &Asked) -> Result<Vec<Packet>, Unresolved> {
         let Asked {
             to, protocol, from, ..
@@ -73,11 +72,11 @@ impl StatusApi {
 #[derive(Debug, PartialEq)]
 pub(super) struct Asked {
     to: Addressee,
-    /// `None`: it is not named.
+    /// `None`: the request does not name it.
     protocol: Option<Protocol>,
-    /// `None`: it is not named.
+    /// `None`: the request does not name it.
     from: Option<Caller>,
-    /// Whether the kernel is to be read for it.
+    /// Whether the kernel is read.
     reading: Reading,
 }
 
@@ -128,7 +127,7 @@ pub(super) fn read(query: &str) -> Result<Asked, String> {
     })
 }
 
-/// Decodes those characters in addresses and names of Services that some programs encode: brackets,
+/// Decodes the characters in addresses and names of Services that some programs encode: brackets,
 /// colon and slash.
 pub(super) fn decoded(value: &str) -> String {
     let encoded = [("%5B", "["), ("%5D", "]"), ("%3A", ":"), ("%2F", "/")];
@@ -186,8 +185,8 @@ async fn answer(api: Arc<StatusApi>, asked: Asked) -> Answer {
     }
 }
 
-/// Returns what becomes of a packet, or the answer that says why that is not known. `compared` is
-/// `None` if the kernel was not read.
+/// Explains a packet, or returns the answer that says why that is impossible. `compared` is `None`
+/// if the kernel was not read.
 async fn explained_packet(
     api: &StatusApi,
     explained: ExplainedPacket,
@@ -238,7 +237,7 @@ async fn explained_packet(
     })
 }
 
-/// Returns the steps of `explanation`; if no Service serves the packet, also those that would have
+/// Lists the steps of `explanation`; if no Service serves the packet, also those that would have
 /// the address `to` if they could be used.
 fn steps(api: &StatusApi, explanation: &question::Explanation, to: IpAddr) -> Vec<String> {
     let mut steps = explanation.steps.clone();
@@ -260,8 +259,8 @@ fn steps(api: &StatusApi, explanation: &question::Explanation, to: IpAddr) -> Ve
     steps
 }
 
-/// Returns how the kernel, and the `node`, differ from what is to be there for `family`, or why
-/// that is not known.
+/// Lists the differences of the kernel, and of the `node`, from the desired state of `family`, or
+/// why they are unknown.
 fn found<'a>(
     compared: &'a Compared,
     node: &'a [Difference],
@@ -279,7 +278,7 @@ fn found<'a>(
     }
 }
 
-/// What an answer shows of the kernel.
+/// The part of an answer about the kernel.
 struct Shown {
     objects: Vec<Object>,
     differences: Listed<status_api::Difference>,
@@ -287,7 +286,8 @@ struct Shown {
 }
 
 impl Shown {
-    /// Returns what is shown of what was `found`; `None`: the kernel was not read.
+    /// Selects the differences to show among those that were `found`; `None`: the kernel was not
+    /// read.
     fn new(
         explanation: &question::Explanation,
         found: Option<Result<Vec<&Difference>, String>>,
@@ -333,7 +333,7 @@ impl Shown {
     }
 }
 
-/// Returns which chains of other programs drop such a packet where it passes them.
+/// Lists the chains of other programs that drop such a packet on its way.
 async fn policies(of: &question::Explanation, family: Family) -> Option<Vec<String>> {
     let passed = of.passed();
     if passed.is_empty() {

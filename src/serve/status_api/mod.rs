@@ -1,5 +1,5 @@
-//! The JSON API of the running proxy (`crate::status_api`): read-only, and made when
-//! it is asked.
+//! The JSON API of the running proxy (`crate::status_api`): read-only; answers are computed on
+//! request.
 
 mod candidates;
 mod connections;
@@ -51,41 +51,41 @@ use crate::{
     watch::SourceHealth,
 };
 
-/// What the answers are made from.
+/// The sources of the answers.
 #[derive(Debug)]
 pub struct StatusApi {
-    /// What does not change while the process runs.
+    /// Constant facts about the process.
     pub about: About,
     /// Whether syncs are overdue.
     pub health: Arc<Health>,
-    /// The ServicePorts, and how syncs go.
+    /// The ServicePorts, and the progress of syncs.
     pub runner: Arc<Status>,
-    /// How following the objects goes.
+    /// The progress of following the objects.
     pub objects: Arc<SourceHealth>,
-    /// Asks the runner what only its mode can find out.
+    /// Asks the runner questions that only its mode can answer.
     pub questions: Questions,
     /// Knows the traffic of ServicePorts.
     pub traffic: Arc<dyn TrafficSource>,
-    /// Settings of the kernel that were made at start, whatever the mode.
+    /// Settings of the kernel that were made at the start, in any mode.
     pub node_settings: Vec<Setting>,
-    /// Says where probes and metrics are not served.
+    /// Tells where probes and metrics are not served.
     pub listeners: Listeners,
-    /// Says where health checks are not served.
+    /// Tells where health checks are not served.
     pub health_listeners: HealthListeners,
-    /// Knows of processes that take over.
+    /// Tells whether other processes are taking over.
     pub successors: Arc<dyn Successors>,
 }
 
-/// Knows of processes that take over from this one.
+/// Tells whether other processes are taking over from this one.
 pub trait Successors: fmt::Debug + Send + Sync {
-    /// Returns whether one is there, so that this one writes nothing.
+    /// Returns whether there is one, so that this process writes nothing.
     fn is_any(&self) -> bool;
 }
 
 /// Facts about a process that do not change while it runs.
 #[derive(Clone, Debug)]
 pub struct About {
-    /// The time at which it began.
+    /// The time at which the process started.
     pub started: SystemTime,
     /// Name of the node.
     pub node: String,
@@ -93,20 +93,20 @@ pub struct About {
     pub mode: ModeName,
     /// Why each better mode was passed over.
     pub passed_over: Vec<String>,
-    /// What the mode itself does without.
+    /// The features that the mode itself lacks on this kernel.
     pub lost: Vec<String>,
-    /// Where objects come from.
+    /// The source of the objects.
     pub source: String,
-    /// Whether they come from a cluster, which `kubectl` can show.
+    /// Whether the source is a cluster, whose objects `kubectl` can show.
     pub cluster: bool,
     /// Scheduler of a Service that names none.
     pub scheduler: String,
-    /// Caller of a packet if the question names none.
+    /// Sender of a packet if the question names none.
     pub caller: Caller,
 }
 
 impl StatusApi {
-    /// Returns the answer; 403 to a client that is neither of this node nor authorized.
+    /// Answers a request; 403 for a client that is neither on this node nor authorized.
     pub(super) fn answer(self: &Arc<Self>, asked: Asked<'_>) -> Reply {
         if let Some(refusal) = refusal(asked.peer) {
             return refusal.into();
@@ -130,7 +130,7 @@ impl StatusApi {
     }
 
     /// Returns why the Service of that name, none of whose ports is served, cannot be used; `None`:
-    /// it can, or there is none.
+    /// it can, or does not exist.
     fn not_served(&self, namespace: &str, name: &str) -> Option<String> {
         let service = format!("{namespace}/{name}");
         let unusable = self.objects.unusable_object("Service", service.clone());
@@ -140,7 +140,7 @@ impl StatusApi {
                 "Service {service} is invalid, so it is not served: {why}"
             ));
         }
-        // The files that cannot be used may have it.
+        // It may be in one of the unusable files.
         let kinds = self.objects.kinds().into_values();
         let mut troubles = kinds
             .filter(|kind| kind.required)
@@ -186,8 +186,7 @@ fn kernel_refusal(peer: Peer) -> Option<Answer> {
     (!matches!(peer, Peer::OfRoot | Peer::Authorized)).then(|| refused(StatusCode::FORBIDDEN, why))
 }
 
-/// Reads a path and parameters as those of each question; for tests with bytes from
-/// anywhere.
+/// Parses a path and parameters as those of each question; for tests with arbitrary bytes.
 #[cfg(any(test, fuzzing))]
 pub(super) fn read_anything(text: &str) {
     let (path, query) = text.split_once('?').unwrap_or((text, text));
@@ -220,8 +219,8 @@ fn unsupported(service: &ServiceName, reason: &Reason) -> Unsupported {
 }
 
 impl About {
-    /// Returns the reason `why` no endpoint of `service` takes connections, with the command
-    /// that shows more.
+    /// Combines the reason `why` no endpoint of `service` takes connections with the command that
+    /// shows more.
     fn no_endpoints(&self, service: &ServiceName, why: String) -> NoEndpoints {
         let ServiceName { namespace, name } = service;
         let command =
@@ -252,13 +251,13 @@ fn trouble(trouble: &trouble::Trouble) -> Trouble {
     }
 }
 
-/// Returns the time in RFC 3339, to the millisecond.
+/// Formats a time by RFC 3339, to the millisecond.
 fn time(at: SystemTime) -> String {
     let at = Timestamp::try_from(at).unwrap_or(Timestamp::UNIX_EPOCH);
     at.round(jiff::Unit::Millisecond).unwrap_or(at).to_string()
 }
 
-/// Returns seconds, to the microsecond.
+/// Converts to seconds, to the microsecond.
 fn seconds(time: Duration) -> f64 {
     time.as_micros() as f64 / 1e6
 }

@@ -1,4 +1,4 @@
-//! How the node itself differs from what it should be, whatever the mode.
+//! Differences of the node from the desired state, in any mode.
 
 use super::StatusApi;
 use crate::{
@@ -7,8 +7,8 @@ use crate::{
 };
 
 impl StatusApi {
-    /// Returns how the node differs from what it should be: in settings of the kernel, and in
-    /// listeners of health-check node ports, of one Service if it is given.
+    /// Returns the node's differences from the desired state: in settings of the kernel, and in
+    /// listeners of health-check node ports; if a Service is given, only in those of that Service.
     pub(super) fn node_differences(&self, of: Option<&ServiceName>) -> Vec<Difference> {
         let settings = self.node_settings.iter().copied();
         let mut differences = Difference::of_settings(settings);

@@ -28,7 +28,7 @@ const MOST: usize = 500;
 const MOST_ENDPOINTS: usize = 5_000;
 
 impl StatusApi {
-    /// Returns the answer; `path` is what follows that of all Services.
+    /// Answers a request; `path` is the rest after that of all Services.
     pub(super) fn services(&self, path: &str, query: &str) -> Answer {
         let selected = match Selected::read(path, query) {
             Ok(selected) => selected,
@@ -114,15 +114,15 @@ impl StatusApi {
     }
 }
 
-/// Returns the scheduler that `port` has where Services that name none have `default`, and where
-/// there are `reasons` not to do what the Service asks for.
+/// Names the scheduler of `port` if Services that name none have `default`, and if there are
+/// `reasons` not to do what the Service requests.
 fn scheduler<'a>(
     port: &'a ServicePort,
     default: &'a str,
     reasons: &'a BTreeSet<Reason>,
 ) -> &'a str {
     let about = reasons.iter().filter(|r| r.what == Preferences::SCHEDULER);
-    // Where it cannot be read it is as if the Service had named none, for which there may be
+    // If it cannot be parsed, it is as if the Service had named none, for which there may be
     // another reason.
     let mut done = about.map(|reason| &reason.done);
     match done.find(|done| **done != Done::Unreadable) {
@@ -132,7 +132,7 @@ fn scheduler<'a>(
     }
 }
 
-/// Which ServicePorts are requested.
+/// The requested ServicePorts.
 #[derive(Debug, PartialEq)]
 pub(super) struct Selected<'a> {
     namespace: Option<&'a str>,
@@ -141,7 +141,7 @@ pub(super) struct Selected<'a> {
     after: Option<Key<'a>>,
 }
 
-/// What ServicePorts are sorted by: namespace, name, port, protocol, family.
+/// The sort key of ServicePorts: namespace, name, port, protocol, family.
 type Key<'a> = [Cow<'a, str>; 5];
 
 impl<'a> Selected<'a> {
@@ -172,7 +172,7 @@ impl<'a> Selected<'a> {
         is(self.namespace, &port.service.namespace) && is(self.name, &port.service.name)
     }
 
-    /// Returns the ServicePorts of the page, and the key with which the next one is requested.
+    /// Returns the ServicePorts of the page, and the key for requesting the next one.
     fn page<'p>(&self, ports: &'p ServicePorts) -> (Vec<&'p Arc<ServicePort>>, Option<String>) {
         let selected = ports.values().filter(|port| self.has(&port.name));
         let mut sorted: BTreeMap<Key<'_>, &Arc<ServicePort>> = BTreeMap::new();
@@ -204,7 +204,7 @@ impl<'a> Selected<'a> {
 /// Maximum number of Services of the same name in other namespaces that are named.
 const MOST_OTHERS: usize = 5;
 
-/// Returns the message that there is no such Service, and which others may be meant.
+/// Explains that there is no such Service, and names others that may be meant.
 pub(super) fn unknown(namespace: &str, name: &str, ports: &ServicePorts) -> String {
     let services = ports.keys().map(|port| &port.service);
     let others: BTreeSet<_> = services.filter(|other| &*other.name == name).collect();
@@ -231,8 +231,8 @@ fn key(name: &ServicePortName) -> Key<'_> {
     ]
 }
 
-/// Returns where clients reach `port` on a node that serves node ports of its family at some
-/// address, or not.
+/// Lists the addresses of `port` on a node that serves node ports of its family at some address, or
+/// not.
 fn addresses(port: &ServicePort, serves_node_ports: bool) -> Vec<Address> {
     let at = |kind, ip: &IpAddr| Address {
         kind: address_kind(kind),
@@ -339,7 +339,7 @@ mod tests {
         service_ports::{endpoint, endpoints, service_port},
     };
 
-    /// Names of the ServicePorts on each page, until there is none left.
+    /// Names of the ServicePorts on each page, until there are no more.
     fn pages(map: &ServiceMap, path: &str) -> Vec<Vec<String>> {
         let mut pages = Vec::new();
         let mut query = String::new();

@@ -12,8 +12,8 @@ use crate::{
     status_api::HEALTH_PATH,
 };
 
-/// The API of a process that may not know yet what its kernel can do, which may take long to find
-/// out: meanwhile it answers probes of the pod, or the kubelet would restart it again and again.
+/// The API of a process that may still be finding out what its kernel can do, which may take long.
+/// Meanwhile it answers probes of the pod; otherwise the kubelet would restart it again and again.
 #[derive(Debug)]
 pub struct StartingApi {
     health: Arc<Health>,
@@ -21,7 +21,7 @@ pub struct StartingApi {
 }
 
 impl StartingApi {
-    /// Returns the API of a process with that health, of which nothing else is known.
+    /// Returns the API of a process about which only its health is known.
     pub fn new(health: Arc<Health>) -> StartingApi {
         StartingApi {
             health,
@@ -29,9 +29,9 @@ impl StartingApi {
         }
     }
 
-    /// Has `api` answer from here on.
+    /// Lets `api` answer from now on.
     pub fn is_known(&self, api: Arc<StatusApi>) {
-        // It becomes known once.
+        // It is set only once.
         let _ = self.api.set(api);
     }
 

@@ -83,8 +83,8 @@ impl StatusApi {
         health(&self.runner.families(), &self.health)
     }
 
-    /// Returns the answer to questions that depend on objects, while those are not known: syncs,
-    /// and with them questions to the mode, wait for them. `None`: they are known.
+    /// Returns the answer to questions that depend on objects, while those are unknown: syncs, and
+    /// with them questions to the mode, wait for them. `None`: they are known.
     pub(super) fn unknown(&self) -> Option<Answer> {
         if self.runner.knows_objects() {
             return None;
@@ -99,8 +99,8 @@ impl StatusApi {
         Some(refused(StatusCode::SERVICE_UNAVAILABLE, why))
     }
 
-    /// Returns the answer to questions to the mode, while it cannot answer: the objects are not
-    /// known, or the first sync, which may take long, has not ended. `None`: it can answer.
+    /// Returns the answer to questions to the mode, while it cannot answer: the objects are
+    /// unknown, or the first sync, which may take long, has not ended. `None`: it can answer.
     pub(super) fn not_ready(&self) -> Option<Answer> {
         self.unknown().or_else(|| {
             let why = first_sync(&self.runner.families(), SystemTime::now())?;
@@ -154,14 +154,14 @@ impl StatusApi {
         }
     }
 
-    /// Returns how many health-check node ports cannot be served at some address.
+    /// Counts the health-check node ports that cannot be served at some address.
     fn health_check_ports_failing(&self) -> usize {
         let refused = self.health_listeners.refused().into_iter();
         let ports = refused.map(|refused| (refused.service, refused.address.port()));
         ports.collect::<BTreeSet<_>>().len()
     }
 
-    /// Returns how many objects `served` are, of all `ports`.
+    /// Counts the objects that are `served`, among all `ports`.
     fn counts<'a>(
         &self,
         served: impl Iterator<Item = &'a Arc<ServicePort>>,
@@ -184,7 +184,7 @@ impl StatusApi {
 
     fn unsupported(&self) -> Listed<Unsupported> {
         self.runner.unsupported(|services| {
-            // The ports of a Service mostly have the same reasons.
+            // The ports of a Service usually have the same reasons.
             let reasons = services.iter().flat_map(|(service, ports)| {
                 let reasons = ports.values().flatten();
                 reasons.map(move |reason| (service, reason))
@@ -202,7 +202,7 @@ impl StatusApi {
     }
 }
 
-/// Returns what probes of the pod ask for.
+/// Selects the part of the status that probes of the pod need.
 pub(super) fn health(
     families: &PerFamily<FamilyStatus>,
     health: &runner::health::Health,
@@ -284,8 +284,8 @@ fn failing<'a>(families: impl Iterator<Item = (Family, &'a FamilyStatus)>) -> Li
     Listed { total, items }
 }
 
-/// Returns that the first sync is not complete, and how far it is in each of `families` at the time
-/// `now`; `None`: it has ended, in force or failed.
+/// Returns that the first sync is incomplete, with its progress in each of `families` at the time
+/// `now`; `None`: it has ended, successfully or not.
 fn first_sync(families: &PerFamily<FamilyStatus>, now: SystemTime) -> Option<String> {
     let is_again = |status: &FamilyStatus| status.last.is_none() && status.under_way.is_some();
     let waits = |status: &FamilyStatus| !status.first_sync_is_over() || is_again(status);
@@ -333,7 +333,7 @@ fn conflicts(ports: &ServicePorts) -> Listed<Conflict> {
     }
 }
 
-/// Returns why the objects of that kind are not known; `None`: they are.
+/// Returns why the objects of that kind are unknown; `None`: they are known.
 fn waiting(kind: &ObjectKind) -> Option<String> {
     let name = &kind.name;
     match (&kind.trouble, kind.complete) {
@@ -343,7 +343,7 @@ fn waiting(kind: &ObjectKind) -> Option<String> {
     }
 }
 
-/// Returns why the proxy is not healthy.
+/// Returns the reasons why the proxy is not healthy.
 fn problems(objects: &Objects, syncs: &[FamilySync], failing: usize) -> Vec<String> {
     let mut problems = Vec::new();
     for kind in objects.kinds.iter().filter(|kind| kind.required) {

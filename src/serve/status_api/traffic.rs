@@ -1,4 +1,4 @@
-//! What is known of the traffic of a ServicePort.
+//! The traffic of a ServicePort, as far as it is known.
 
 use std::{collections::HashSet, fmt, net::SocketAddr, pin::Pin, sync::Arc};
 
@@ -11,19 +11,19 @@ use crate::{
     status_api::{DialList, Limited, Traffic},
 };
 
-/// Knows the traffic of ServicePorts.
+/// Provides the traffic of ServicePorts.
 pub trait TrafficSource: fmt::Debug + Send + Sync {
-    /// Returns what to wait for before [`of`](Self::of) is called; `None`: nothing.
+    /// Returns a future to wait for before [`of`](Self::of) is called; `None`: there is nothing to
+    /// wait for.
     fn refresh(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send>>> {
         None
     }
-    /// Returns tries of this process to reach endpoints, or why they cannot be followed; `None`:
+    /// Returns attempts of this process to reach endpoints, or why they cannot be followed; `None`:
     /// it makes no connections to endpoints.
     fn dials(&self, _: &DialsAsked) -> Option<Result<DialList, String>> {
         None
     }
-    /// Returns the endpoints of `port` that the mode leaves out, as they did not answer lately, and
-    /// that are not left out of the ServicePort itself.
+    /// The endpoints of `port` that only the mode leaves out, because they did not answer lately.
     fn ejected(&self, _: &ServicePort) -> HashSet<SocketAddr> {
         HashSet::new()
     }
@@ -32,24 +32,24 @@ pub trait TrafficSource: fmt::Debug + Send + Sync {
     fn comes_back(&self, _: Protocol, _: SocketAddr) -> Option<ServicePortName> {
         None
     }
-    /// Returns what is known of each of `ports`, in their order.
+    /// Returns the known traffic of each of `ports`, in their order.
     fn of(&self, ports: &[&Arc<ServicePort>]) -> Vec<PortTraffic>;
 }
 
-/// What is known of the traffic of a ServicePort.
+/// The known traffic of a ServicePort.
 #[derive(Clone, Debug, Default)]
 pub struct PortTraffic {
-    /// Traffic of the whole ServicePort; `None`: it is not known.
+    /// Traffic of the whole ServicePort; `None`: unknown.
     pub of_port: Option<Traffic>,
     /// Traffic of each endpoint, by its address.
     pub endpoints: HashMap<SocketAddr, Traffic>,
-    /// How often limits of its Service kept connections or datagrams out; `None`: the mode has no
-    /// limits.
+    /// Number of connections or datagrams rejected by limits of its Service; `None`: the mode has
+    /// no limits.
     pub limited: Option<Limited>,
 }
 
 impl FromIterator<(SocketAddr, Traffic)> for PortTraffic {
-    /// Returns the traffic of these endpoints, whose sum is that of the whole ServicePort.
+    /// Sums the traffic of these endpoints to that of the whole ServicePort.
     fn from_iter<I: IntoIterator<Item = (SocketAddr, Traffic)>>(endpoints: I) -> PortTraffic {
         let mut sum = PortTraffic::default();
         for (address, traffic) in endpoints {
