@@ -1,4 +1,4 @@
-//! Why a ServicePort has no endpoints.
+//! Reasons why a ServicePort has no endpoints.
 
 use std::{fmt, sync::Arc};
 
@@ -6,7 +6,7 @@ use net::{Family, Protocol};
 
 use super::{EndpointSlice, Port, SlicePort};
 
-/// Maximum number of ports of EndpointSlices that are named.
+/// Maximum number of ports of EndpointSlices in a message.
 const MOST_PORTS: usize = 10;
 
 /// Why a ServicePort has no endpoint, usable or not.
@@ -14,7 +14,7 @@ const MOST_PORTS: usize = 10;
 pub struct Absence {
     /// Whether the Service has a selector, so that the control plane writes its EndpointSlices.
     pub selector: bool,
-    /// What is missing, so that there is no endpoint.
+    /// The missing object or field.
     pub missing: Missing,
 }
 
@@ -35,7 +35,7 @@ pub enum Missing {
         name: Arc<str>,
         /// Protocol of the Service's port.
         protocol: Protocol,
-        /// The first ports of the EndpointSlices, each once.
+        /// The first ports of the EndpointSlices, without duplicates.
         other: Box<[SlicePort]>,
     },
 }

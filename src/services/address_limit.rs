@@ -1,5 +1,5 @@
-//! How many addresses one Service is served at. An object of half a megabyte can name 5,000 ports
-//! and 2,000 addresses, whose product is bounded here, before anything of that size is built.
+//! Limits the number of addresses of one Service. An object of half a megabyte can name 5,000 ports
+//! and 2,000 addresses, whose product is limited here, before anything of that size is built.
 //!
 //! Cluster IPs and node ports are not limited: their number grows with the size of the object only.
 
@@ -7,11 +7,11 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-/// Maximum number of pairs of a port and an external or load-balancer IP of one Service, if these
-/// are several addresses: one is served at any number of ports.
+/// Maximum number of pairs of a port and an external or load-balancer IP of one Service, if there
+/// are several such addresses: a single one is served at any number of ports.
 const MOST_FRONTENDS: usize = 16_384;
 
-/// Maximum number of external and load-balancer IPs of one Service, however few ports it has.
+/// Maximum number of external and load-balancer IPs of one Service, no matter how few ports it has.
 const MOST_ADDRESSES: usize = 4_096;
 
 /// Maximum number of triples of a port, a load-balancer IP and a range of clients of one Service.
@@ -26,8 +26,8 @@ pub(super) struct NamedAddresses {
 }
 
 impl NamedAddresses {
-    /// Keeps the first load-balancer IPs and then the first external IPs, as many as `ports` ports
-    /// may have. Returns why others are not served; `None`: all are.
+    /// Keeps the first load-balancer IPs and then the first external IPs, as many as fit with this
+    /// number of `ports`. Returns why others are not served; `None`: all are.
     pub(super) fn limit(&mut self, ports: usize) -> Option<String> {
         let named = self.load_balancer_ips.len() + self.external_ips.len();
         let ranges = self.source_ranges.len();
@@ -41,7 +41,7 @@ impl NamedAddresses {
         let left = most - self.load_balancer_ips.len();
         truncate(&mut self.external_ips, left);
         if self.load_balancer_ips.is_empty() && filtered == 0 {
-            // They only concern these, and each port would have a copy.
+            // They concern only these, and each port would have a copy.
             self.source_ranges = Box::default();
         }
         let served = self.load_balancer_ips.len() + self.external_ips.len();

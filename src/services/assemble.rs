@@ -18,12 +18,12 @@ use super::{
     slice::{SliceEndpoint, SlicePort},
 };
 
-/// Maximum number of endpoints of one Service, counted at each of its ports: an object can name
+/// Maximum number of endpoints of one Service, counted for each of its ports: an object can name
 /// thousands of ports, and each has all endpoints of an EndpointSlice.
 const MOST_ENDPOINTS: usize = 262_144;
 
-/// Returns the ServicePorts of `service`: one for each port and family, with
-/// the addresses that they own. Endpoints that are `ejected` take no new connections.
+/// Builds the ServicePorts of `service`: one for each port and family, with the addresses that they
+/// own. Endpoints that are `ejected` take no new connections.
 pub(super) fn service_ports<'a>(
     service: &Service,
     slices: impl Iterator<Item = &'a EndpointSlice> + Clone,
@@ -101,8 +101,8 @@ fn without_endpoints(
     }
 }
 
-/// Closes the external IPs like the load-balancer IPs, which are open to no one: where both are the
-/// same, modes would let clients in by the external IP.
+/// Closes the external IPs like the load-balancer IPs, which are closed to everyone: where both are
+/// the same, modes would admit clients at the external IP.
 fn close_external_ips(port: &mut ServicePort) {
     let external = std::mem::take(&mut port.external_ips);
     let mut closed = std::mem::take(&mut port.load_balancer_ips).into_vec();
@@ -155,11 +155,10 @@ fn candidates<'a>(
             }
         }
     }
-    // An endpoint that moves from slice to slice is in both for a moment, and
-    // an address may have a new pod on another node while a slice still has
-    // the old one. The copy that takes connections wins, whatever the order of
-    // the slices, so that it does not flap meanwhile; among equal ones that of
-    // this node, as in kube-proxy (`addEndpoints` in endpointslicecache.go).
+    // An endpoint that moves from slice to slice is briefly in both, and an address may belong to a
+    // new pod on another node while a slice still has the old one. The copy that takes connections
+    // wins, regardless of the order of the slices, so that it does not flap meanwhile; among equal
+    // ones that of this node, as in kube-proxy (`addEndpoints` in endpointslicecache.go).
     found.sort_by_key(|Candidate { endpoint, .. }| {
         let merit = (
             endpoint.ready,
@@ -174,14 +173,14 @@ fn candidates<'a>(
     found
 }
 
-/// Returns the ports of `slice` by which its endpoints serve `port`.
+/// Selects the ports of `slice` by which its endpoints serve `port`.
 fn targets<'a>(port: &'a Port, slice: &'a EndpointSlice) -> impl Iterator<Item = &'a SlicePort> {
     let serves =
         move |other: &&SlicePort| other.name == port.name && other.protocol == port.protocol;
     slice.ports.iter().filter(serves)
 }
 
-/// Returns the endpoints that are left out because of their addresses, sorted, each once.
+/// Returns the endpoints that are left out because of their addresses, sorted, without duplicates.
 fn forbidden<'a>(
     port: &Port,
     family: Family,
@@ -209,8 +208,7 @@ mod tests {
     use super::*;
     use crate::services::{ServiceMap, Tracker};
 
-    /// Returns whether the ServicePort has the set for policy Cluster, and the
-    /// one for policy Local.
+    /// Returns whether the ServicePort has the set for policy Cluster, and that for policy Local.
     fn sets(spec: &str, status: &str) -> (bool, bool) {
         let service = format!(
             "{{metadata: {{name: a}}, spec: {{clusterIP: 10.0.0.1, {spec}}}, status: {{{status}}}}}"
@@ -235,7 +233,7 @@ mod tests {
         )
     }
 
-    /// The load-balancer IP is closed even where it is an external IP, too.
+    /// The load-balancer IP is closed even if it is also an external IP.
     #[test]
     fn source_ranges_of_nobody_close_external_ips() {
         let service = "{metadata: {name: a}, spec: {type: LoadBalancer, clusterIP: 10.0.0.1, \
@@ -267,7 +265,7 @@ mod tests {
             (plain, "", "", (true, false)),
             (plain, ", internalTrafficPolicy: Local", "", (false, true)),
             (plain, ", externalTrafficPolicy: Local", "", (true, false)),
-            // Traffic that comes in another way still has policy Cluster.
+            // Traffic to its other addresses still has policy Cluster.
             (
                 node_port,
                 ", internalTrafficPolicy: Local",

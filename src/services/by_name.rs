@@ -1,4 +1,4 @@
-//! Objects that are found by their own names, which are stored once.
+//! Objects that are found by their own names, which are stored only once.
 
 use std::{
     hash::{BuildHasher, Hash},
@@ -8,7 +8,7 @@ use std::{
 
 use hashbrown::{DefaultHashBuilder, HashTable, hash_table::Entry};
 
-/// An object that has a name of its own.
+/// An object that contains its name.
 pub trait Named {
     /// The name by which it is found in a [`ByName`].
     type Name: Eq + Hash;
@@ -42,13 +42,13 @@ impl<T> Default for ByName<T> {
 }
 
 impl<T: Named> ByName<T> {
-    /// Returns the object of that name.
+    /// Finds the object of that name.
     pub fn get(&self, name: &T::Name) -> Option<&T> {
         let hash = self.hasher.hash_one(name);
         self.objects.find(hash, |one| one.own_name() == name)
     }
 
-    /// Returns the object of that name. It must keep the name.
+    /// Finds the object of that name. It must keep the name.
     pub fn get_mut(&mut self, name: &T::Name) -> Option<&mut T> {
         let hash = self.hasher.hash_one(name);
         self.objects.find_mut(hash, |one| one.own_name() == name)

@@ -1,4 +1,4 @@
-//! What a batch of events changed in the service map.
+//! Changes of the service map by a batch of events.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -7,41 +7,40 @@ use net::{PerFamily, Protocol};
 
 use super::{Endpoint, ServiceMap, ServicePort, ServicePortName};
 
-/// What differs in a [`ServiceMap`](super::ServiceMap) since the last success
-/// of a mode.
+/// The changes of a [`ServiceMap`](super::ServiceMap) since the last success of a mode.
 #[derive(Clone, Debug, Default)]
 pub struct Changes {
     /// ServicePorts that were added, changed or removed.
     pub ports: HashSet<ServicePortName>,
-    /// Whether everything is to be compared with the kernel: at start, for repair and at each sync
-    /// period.
+    /// Whether everything must be compared with the kernel: at the start, for repair and at each
+    /// sync period.
     pub full: bool,
-    /// Whether what failed is to be tried again, even if it did not change.
+    /// Whether failed ServicePorts are tried again, even if they did not change.
     pub retry: bool,
-    /// Whether another Tripod, which has ended, wrote what the kernel holds: differences are no
-    /// damage.
+    /// Whether the state of the kernel was written by another Tripod, which has ended: differences
+    /// are no damage.
     pub taken_back: bool,
-    /// UDP flows that the kernel would go on sending to where no endpoint serves.
+    /// UDP flows that the kernel would continue to send to addresses without a serving endpoint.
     pub stale_udp: StaleUdp,
-    /// ServicePorts of other protocols that are reachable now and were not before, or at fewer
-    /// addresses: connections to them that began before, and were not answered, go elsewhere.
+    /// ServicePorts of other protocols that became reachable, or reachable at more addresses:
+    /// connections to them that began earlier, and were not answered, go elsewhere.
     pub begun: HashSet<ServicePortName>,
 }
 
-/// UDP flows whose connection-tracking entries outlive what they translate to: an entry stays for
-/// as long as the client goes on using its socket, so only its deletion makes the client's next
-/// packet follow the new rules.
+/// UDP flows whose connection-tracking entries outlive the endpoint or address that they translate
+/// to: an entry stays as long as the client continues to use its socket, so only its deletion makes
+/// the client's next packet follow the new rules.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StaleUdp {
     /// Endpoints that no longer serve: flows from addresses of the ServicePort to that endpoint are
     /// stale.
     pub endpoints: Vec<StaleEndpoint>,
-    /// ServicePorts that lost an address (cluster, external or load-balancer
-    /// IP), their port or their node port: flows to what they lost are stale.
+    /// ServicePorts that lost an address (cluster, external or load-balancer IP), their port or
+    /// their node port: flows to these are stale.
     pub addresses: Vec<StaleAddresses>,
-    /// ServicePorts that are new, or have reachable endpoints and before had none, or fewer
+    /// ServicePorts that are new, gained reachable endpoints after having none, or gained
     /// addresses: flows to their addresses that were recorded meanwhile, or before this process
-    /// began, go elsewhere than to the endpoints that serve now.
+    /// started, go elsewhere than to the endpoints that serve now.
     pub revived: Vec<ServicePortName>,
 }
 
@@ -73,8 +72,8 @@ pub struct LostAddresses {
 }
 
 impl Changes {
-    /// Adds what changed after these changes, for a mode that could not apply
-    /// them before the next ones came.
+    /// Adds later changes, for a mode that could not apply the earlier ones before the later ones
+    /// came.
     pub fn merge(&mut self, later: Changes) {
         self.ports.extend(later.ports);
         self.full |= later.full;
@@ -118,11 +117,10 @@ impl Changes {
         families
     }
 
-    /// Bounds the changes that wait for a family that fails, which must not
-    /// grow without limit, whatever happens meanwhile; `map` is what is to be
-    /// in force.
+    /// Limits the changes that wait for a failing family, which must not grow without limit in any
+    /// case; `map` is the desired state.
     pub fn bound(&mut self, map: &ServiceMap) {
-        // Some are names of ServicePorts that were added and removed meanwhile.
+        // Some are names of ServicePorts that were added and removed in the meantime.
         if self.ports.len() > map.len() + MOST_WAITING {
             self.ports.clear();
             self.full = true;
@@ -158,12 +156,12 @@ impl Changes {
     }
 }
 
-/// Maximum number of names of ServicePorts beyond those that there are, and of UDP flows, that wait
-/// for a family before they are summed up.
+/// Maximum number of names of waiting ServicePorts beyond those that exist, and of waiting UDP
+/// flows, before they are condensed.
 const MOST_WAITING: usize = 10_000;
 
-/// Maximum number of endpoints of one ServicePort that wait; beyond that all its flows are compared
-/// with what serves.
+/// Maximum number of waiting endpoints of one ServicePort; beyond that all its flows are compared
+/// with the endpoints that serve.
 const MOST_OF_ONE_PORT: usize = 100;
 
 impl StaleUdp {
@@ -173,9 +171,9 @@ impl StaleUdp {
         self.revived.extend(later.revived);
     }
 
-    /// Sums up what waits, if it is much. For a ServicePort in `map`, all flows that do not go to
-    /// an endpoint that serves are stale, so that its endpoints need not be named. For others the
-    /// oldest are dropped: their flows end by themselves unless the client goes on sending to a
+    /// Condenses the waiting flows if there are many. For a ServicePort in `map`, all flows to
+    /// endpoints that do not serve are stale, so its endpoints need not be listed. For others the
+    /// oldest are dropped: their flows end by themselves unless the client continues to send to a
     /// Service that is gone.
     fn bound(&mut self, map: &ServiceMap) {
         if self.endpoints.len() + self.addresses.len() + self.revived.len() <= MOST_WAITING {
@@ -234,8 +232,8 @@ impl StaleUdp {
     }
 }
 
-/// Returns true if `new` is reachable from here and was not before, or at fewer addresses. A client
-/// that called a node port or address before it was served here was refused elsewhere, and its flow
+/// Returns true if `new` became reachable from here, or reachable at more addresses. A client that
+/// called a node port or address before it was served here was refused elsewhere, and its flow
 /// still goes there.
 fn begins_to_be_served(old: Option<&Arc<ServicePort>>, new: &Arc<ServicePort>) -> bool {
     let reaches = |port: &Arc<ServicePort>| port.endpoints.any_taken_here();

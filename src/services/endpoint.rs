@@ -4,8 +4,8 @@ use std::{fmt, net::SocketAddr, sync::Arc};
 
 use super::Absence;
 
-/// One endpoint of a ServicePort: an address and port that serves it, with
-/// what decides whether traffic may go there.
+/// One endpoint of a ServicePort: an address and port that serves it, with the facts that decide
+/// whether traffic may go there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     /// Address and port at which it listens.
@@ -41,8 +41,8 @@ pub struct Endpoints {
     pub all_reachable: Box<[u32]>,
     /// Whether some endpoint in the cluster is usable, even if none on this node is.
     pub has_any: bool,
-    /// Whether some endpoint has more than the weight of those that have none of their own. It
-    /// stays while endpoints become ready and unready, and are ejected.
+    /// Whether some endpoint has more than the default weight. This does not change while endpoints
+    /// become ready and unready, or are ejected.
     pub weighed: bool,
     /// Indices into `all`: those that have weight 0 because connections to them are not
     /// answered.
@@ -50,16 +50,17 @@ pub struct Endpoints {
     /// Endpoints that are left out because no endpoint of a Service may have their addresses; only
     /// the first ones of each slice.
     pub forbidden: Box<[SocketAddr]>,
-    /// Whether others are left out because the ports of the Service have too many together.
+    /// Whether others are left out because the ports of the Service have too many endpoints in
+    /// total.
     pub are_too_many: bool,
-    /// Why there are none, usable or not; `None`: there are some, or that is not known.
+    /// Why there are none, usable or not; `None`: there are some, or the reason is unknown.
     pub absence: Option<Box<Absence>>,
 }
 
 impl Endpoint {
-    /// Returns whether it may have flows, which go on: traffic was never sent to an endpoint that
-    /// is neither ready nor serving. One that is ready need not serve: that is what
-    /// `publishNotReadyAddresses` makes of an endpoint that is not ready.
+    /// Returns whether it may have flows, which continue: traffic was never sent to an endpoint
+    /// that is neither ready nor serving. A ready one need not be serving:
+    /// `publishNotReadyAddresses` makes such endpoints of those that are not ready.
     pub fn may_have_flows(&self) -> bool {
         self.ready || self.serving
     }
@@ -69,7 +70,7 @@ impl Endpoints {
     /// Returns whether some endpoint in the cluster takes new connections, even if not
     /// from here.
     pub fn any_takes_connections(&self) -> bool {
-        // Those that terminate take some only while none is ready.
+        // Terminating ones take some only while none is ready.
         let any_ready = self.all.iter().any(|endpoint| endpoint.ready);
         let takes = |endpoint: &Endpoint| {
             if any_ready {
@@ -87,7 +88,7 @@ impl Endpoints {
         self.weights().next().is_some()
     }
 
-    /// Returns the weights of the endpoints that take new connections from here.
+    /// The weights of the endpoints that take new connections from here.
     fn weights(&self) -> impl Iterator<Item = u16> {
         let reachable = self.all_reachable.iter();
         let reachable = reachable.filter_map(|&at| self.all.get(at as usize));
@@ -111,7 +112,7 @@ pub enum NotUsed {
     NoWeight,
     /// It is ejected for a while: connections to it were not answered.
     Ejected,
-    /// It is among [`Endpoints::forbidden`].
+    /// It is one of [`Endpoints::forbidden`].
     Forbidden,
 }
 
@@ -131,12 +132,12 @@ impl fmt::Display for NotUsed {
     }
 }
 
-/// The connections that a question is about.
+/// The connections to which a question refers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
     /// Those that may go to any endpoint in use.
     Any,
-    /// Those that may go to endpoints of this node only, by a traffic policy of Local.
+    /// Those that may go only to endpoints of this node, by a traffic policy of Local.
     Local,
 }
 

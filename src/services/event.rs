@@ -1,4 +1,4 @@
-//! Changes of the objects of the cluster.
+//! Changes of the cluster's objects.
 
 use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
 
@@ -23,12 +23,12 @@ pub enum Event {
     ServiceCidr(Arc<ServiceCidr>),
     /// A ServiceCIDR was deleted.
     ServiceCidrGone(Arc<str>),
-    /// Endpoints of a Service stopped answering, or are to be tried again.
+    /// Endpoints of a Service stopped answering, or will be tried again.
     Ejected(Ejected),
 }
 
 /// The endpoints of a Service that get no new connections for now, because connections to them are
-/// not answered. If that would leave none, they are used all the same.
+/// not answered. If that would leave none, they are used anyway.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ejected {
     /// Name of the Service to which the endpoints belong.
@@ -37,8 +37,7 @@ pub struct Ejected {
     pub endpoints: BTreeSet<SocketAddr>,
 }
 
-/// Events that are folded together, so that no mode sees the map between two of
-/// them.
+/// Events that are applied together, so that no mode sees the map between two of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
     /// The events in the order in which they happened.

@@ -1,5 +1,6 @@
-//! Annotations and labels under `tripod.proxy/`, by which the author of an object requests what
-//! only Tripod has. This reads their values; a malformed one is reported and counts as not given.
+//! Annotations and labels under `tripod.proxy/`, by which the author of an object requests features
+//! that only Tripod has. This module parses their values; a malformed one is reported and counts as
+//! not given.
 
 use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
@@ -8,15 +9,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use super::{invalid::Inspection, names::Names};
 use crate::duration;
 
-/// The longest name of a scheduler in bytes (`IP_VS_SCHEDNAME_MAXLEN` of the
-/// kernel's `linux/ip_vs.h`, without the NUL). The kernel makes the name of a
-/// module from it.
+/// The longest name of a scheduler in bytes (`IP_VS_SCHEDNAME_MAXLEN` of the kernel's
+/// `linux/ip_vs.h`, without the NUL). The kernel builds the name of a module from it.
 const LONGEST_SCHEDULER: usize = 15;
 
-/// How many characters of a malformed value are shown: an annotation may have 256 KiB.
+/// Number of characters of a malformed value that are shown: an annotation may have 256 KiB.
 const SHOWN: usize = 40;
 
-/// Weight of an endpoint whose slice and node give none.
+/// Weight of an endpoint if its slice and node give none.
 pub const DEFAULT_WEIGHT: u16 = 1;
 
 /// Annotation or label of EndpointSlices and Nodes with the weight of their
@@ -25,7 +25,7 @@ pub const WEIGHT: &str = "tripod.proxy/weight";
 /// kube-router's annotation for the scheduler (its `svcSchedulerAnnotation`).
 const KUBE_ROUTER_SCHEDULER: &str = "kube-router.io/service.scheduler";
 
-/// What a Service requests beyond the API's fields. `None`: it does not request it.
+/// A Service's requests beyond the API's fields. `None`: not requested.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Preferences {
     /// `tripod.proxy/scheduler`, else `kube-router.io/service.scheduler`: the name of a scheduler
@@ -40,7 +40,7 @@ pub struct Preferences {
     /// `tripod.proxy/proxy-protocol`: whether endpoints get a header that names the client; `None`:
     /// not given, or malformed.
     pub proxy_protocol: Option<ProxyProtocol>,
-    /// `tripod.proxy/retry`: what may be retried on another endpoint; `None`: not given.
+    /// `tripod.proxy/retry`: which steps may be retried on another endpoint; `None`: not given.
     pub retry: Option<Retry>,
     /// `tripod.proxy/eject`: whether endpoints that do not answer connections get none for a while;
     /// `None`: not given, or malformed.
@@ -51,10 +51,9 @@ pub struct Preferences {
     /// `tripod.proxy/max-connections-per-client`: maximum number of them for one client; `None`:
     /// not given, or malformed.
     pub max_connections_per_client: Option<NonZeroU32>,
-    /// Annotations whose values cannot be read, each with the reason. They count
-    /// as not given.
+    /// Annotations whose values cannot be parsed, each with the reason. They count as not given.
     pub malformed: Vec<(&'static str, String)>,
-    /// Why the Service is not served at all its addresses: they are too many; `None`: it is.
+    /// Why the Service is not served at all its addresses: there are too many; `None`: it is.
     pub too_many_addresses: Option<String>,
 }
 
@@ -63,19 +62,17 @@ impl Preferences {
     pub const SCHEDULER: &str = "tripod.proxy/scheduler";
     /// Annotation that names a way of forwarding.
     pub const FORWARDING: &str = "tripod.proxy/forwarding";
-    /// Annotation with the time that connections to endpoints that left may go
-    /// on.
+    /// Annotation with the time for which connections to removed endpoints may continue.
     pub const DRAIN_TIMEOUT: &str = "tripod.proxy/drain-timeout";
-    /// Annotation that names the protocol in which endpoints get the client's
-    /// address.
+    /// Annotation that names the protocol by which endpoints get the client's address.
     pub const PROXY_PROTOCOL: &str = "tripod.proxy/proxy-protocol";
-    /// Annotation that names what may be tried again on another endpoint.
+    /// Annotation that names the steps that may be retried on another endpoint.
     pub const RETRY: &str = "tripod.proxy/retry";
     /// Annotation that says whether endpoints that do not answer are ejected.
     pub const EJECT: &str = "tripod.proxy/eject";
-    /// Annotation with the connections that a Service may have.
+    /// Annotation with the maximum number of connections of a Service.
     pub const MAX_CONNECTIONS: &str = "tripod.proxy/max-connections";
-    /// Annotation with the connections that each client of a Service may have.
+    /// Annotation with the maximum number of connections of each client of a Service.
     pub const MAX_CONNECTIONS_PER_CLIENT: &str = "tripod.proxy/max-connections-per-client";
 
     /// The preferences of a Service that requests nothing.
@@ -100,8 +97,8 @@ pub enum Forwarding {
     /// The destination is rewritten, and answers come back through the node.
     /// This is the default.
     Nat,
-    /// Direct routing: packets go to the endpoint's link address as they are,
-    /// and it answers the client directly.
+    /// Direct routing: packets go to the endpoint's link address unchanged, and it answers the
+    /// client directly.
     Dr,
     /// Packets are wrapped in IP-in-IP, and the endpoint answers the client
     /// directly.
@@ -150,14 +147,14 @@ impl fmt::Display for ProxyProtocol {
     }
 }
 
-/// What may be tried again on another endpoint when one fails.
+/// The steps that may be retried on another endpoint when one fails.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Retry {
-    /// Connecting, and sending what the client sent before the endpoint answered, which may thus
-    /// reach two endpoints.
+    /// Connecting, and sending the bytes that the client sent before the endpoint answered, which
+    /// may thus reach two endpoints.
     #[default]
     FirstFlight,
-    /// Connecting. What the client sent reaches one endpoint at most.
+    /// Connecting. The client's bytes reach one endpoint at most.
     Connect,
     /// Nothing: one endpoint is tried once.
     Off,
@@ -182,8 +179,7 @@ struct Setting<'a> {
     value: &'a str,
 }
 
-/// Returns the value that `metadata` has under `key`; an annotation wins over a
-/// label.
+/// Returns the value of `key` in `metadata`; an annotation takes precedence over a label.
 fn setting<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<Setting<'a>> {
     let sets = [
         ("annotations", &metadata.annotations),
@@ -198,8 +194,8 @@ fn setting<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<Setting<'a>> {
     })
 }
 
-/// Returns the weight that an EndpointSlice or a Node gives to its endpoints; `None`: it gives
-/// none, or a malformed one, which is recorded in `inspection`.
+/// Returns the weight of endpoints that an EndpointSlice or a Node gives; `None`: it gives none, or
+/// a malformed one, which is recorded in `inspection`.
 pub(super) fn weight(metadata: &ObjectMeta, inspection: &mut Inspection) -> Option<u16> {
     let Setting { field, value } = setting(metadata, WEIGHT)?;
     let weight = value.parse().ok();
@@ -211,8 +207,9 @@ pub(super) fn weight(metadata: &ObjectMeta, inspection: &mut Inspection) -> Opti
     weight
 }
 
-/// Returns what a Service requests, if anything. Malformed values are part of it, and why its
-/// addresses are too many: they concern this Service alone, and the runner reports them in an Event.
+/// Returns the requests of a Service, if there are any. They include malformed values, and the
+/// reason why it has too many addresses: these concern only this Service, and the runner reports
+/// them in an Event.
 pub(super) fn preferences(
     metadata: &ObjectMeta,
     too_many_addresses: Option<String>,
@@ -251,8 +248,8 @@ pub(super) fn preferences(
     (preferences != Preferences::NONE).then(|| Arc::new(preferences))
 }
 
-/// Returns what may be tried again. A mistake must not cause a request to be delivered twice:
-/// whoever writes the annotation most likely means to forbid that.
+/// Reads which steps may be retried. A mistake must not cause a request to be delivered twice: the
+/// author of the annotation most likely means to forbid that.
 fn retry(read: &mut Reader<'_>) -> Option<Retry> {
     setting(read.metadata, Preferences::RETRY)?;
     let known = read.value(Preferences::RETRY, |value| {
@@ -269,7 +266,7 @@ fn most(value: &str) -> Result<NonZeroU32, String> {
     value.parse().map_err(|_| why.to_owned())
 }
 
-/// Reads the values of one object, and collects those that cannot be read.
+/// Reads the values of one object, and collects the malformed ones.
 struct Reader<'a> {
     metadata: &'a ObjectMeta,
     malformed: &'a mut Vec<(&'static str, String)>,
@@ -297,7 +294,7 @@ impl Reader<'_> {
     }
 }
 
-/// Returns `value` if a scheduler may have that name.
+/// Checks that `value` is a valid name of a scheduler.
 fn scheduler_name(value: &str) -> Result<&str, String> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
     match value.len() {

@@ -1,4 +1,4 @@
-//! What is wrong with an object, and in which field.
+//! Faults of an object, by field.
 
 use std::{borrow::Cow, fmt, hash::Hash};
 
@@ -7,15 +7,15 @@ use hashbrown::HashSet;
 /// Maximum number of characters of a value that a message quotes.
 const QUOTED: usize = 200;
 
-/// Maximum number of values of one object that are named; of further ones the number is given.
+/// Maximum number of warnings about one object; further ones are only counted.
 const NAMED: usize = 20;
 
 /// Maximum number of characters of an object's name (`DNS1123SubdomainMaxLength` of
 /// `k8s.io/apimachinery/pkg/util/validation`).
 const LONGEST_NAME: usize = 253;
 
-/// A field whose value cannot be used. As an error it means that the whole
-/// object is refused; as a warning that only this value is left out.
+/// A field whose value cannot be used. As an error it means that the whole object is refused; as a
+/// warning, that only this value is left out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Invalid {
     /// Kind of the object: `Service`, `EndpointSlice` or `Node`.
@@ -31,7 +31,7 @@ pub struct Invalid {
 }
 
 impl Invalid {
-    /// Returns the field and why its value cannot be used, without the name of the object.
+    /// Describes the field and its fault, without the name of the object.
     pub fn what(&self) -> String {
         format!("{} is {:?}: {}", self.field, self.value, self.reason)
     }
@@ -43,7 +43,7 @@ impl fmt::Display for Invalid {
     }
 }
 
-/// A reduced object, and what had to be left out of it.
+/// A reduced object, and the values that had to be left out of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reduced<T> {
     /// The object without the values that `warnings` name.
@@ -98,7 +98,7 @@ impl Inspection {
         self.warn(warning);
     }
 
-    /// Adds as a warning what would have refused the object, because the rest of it can be used.
+    /// Adds an error as a warning, because the rest of the object can be used.
     pub(super) fn warn(&mut self, warning: Invalid) {
         if self.warnings.len() < NAMED {
             self.warnings.push(warning);
@@ -178,7 +178,7 @@ fn quoted(text: impl fmt::Display) -> String {
     text
 }
 
-/// Returns each value once, in their order: an object may have thousands of them.
+/// Removes duplicates, and keeps the order; an object may have thousands of values.
 pub(super) fn once<T: Copy + Eq + Hash>(values: Vec<T>) -> Box<[T]> {
     let mut known = HashSet::new();
     let values = values.into_iter();

@@ -1,9 +1,8 @@
-//! The service map that all modes share: what the objects of the cluster mean
-//! for this node.
+//! The service map that all modes share: the cluster's objects, interpreted for this node.
 //!
-//! `watch` sends [`Event`]s; a batch of them goes through [`Tracker::apply`],
-//! which folds them into the [`ServiceMap`] and returns the [`Changes`]. This
-//! module uses nothing of modes or kernels.
+//! `watch` sends [`Event`]s; a batch of them goes through [`Tracker::apply`], which folds them into
+//! the [`ServiceMap`] and returns the [`Changes`]. This module depends neither on modes nor on
+//! kernels.
 
 use std::sync::Arc;
 
@@ -35,7 +34,7 @@ mod source_ranges;
 mod tracker;
 mod trigger;
 
-/// ServicePorts for the tests of every module.
+/// ServicePorts for the tests of all modules.
 #[cfg(test)]
 #[path = "../../tests/lab/service_ports.rs"]
 pub(crate) mod service_ports;
@@ -70,7 +69,7 @@ pub type ServicePorts = hashbrown::HashMap<ServicePortName, Arc<ServicePort>>;
 pub struct ServiceMap {
     /// Copied on change while there is another reference to it.
     ports: Arc<ServicePorts>,
-    /// How many of them have a node port or a health-check node port.
+    /// Number of ServicePorts that have a node port or a health-check node port.
     with_node_ports: usize,
     node: Option<Arc<Node>>,
     service_networks: Vec<IpNet>,
@@ -92,7 +91,7 @@ impl ServiceMap {
         self.iter().filter(move |port| port.name.family == family)
     }
 
-    /// Returns the networks that cluster IPs are allocated from, disjoint, as far as
+    /// Returns the networks from which cluster IPs are allocated, without overlaps, as far as
     /// ServiceCIDRs name them.
     pub fn service_networks(&self) -> &[IpNet] {
         &self.service_networks
@@ -110,8 +109,8 @@ impl ServiceMap {
         ports
     }
 
-    /// Returns the ServicePorts as they are now; what is returned does not change when they do.
-    /// While it is held, the next change copies the table; a weak reference avoids that.
+    /// Returns a snapshot of the current ServicePorts. While it is held, the next change copies the
+    /// table; a weak reference avoids that.
     pub fn ports(&self) -> &Arc<ServicePorts> {
         &self.ports
     }
@@ -138,7 +137,7 @@ impl ServiceMap {
         self.with_node_ports -= usize::from(port.is_some_and(ServicePort::has_node_port));
     }
 
-    /// Returns how many ServicePorts there are.
+    /// Returns the number of ServicePorts.
     pub fn len(&self) -> usize {
         self.ports.len()
     }
@@ -150,8 +149,7 @@ impl ServiceMap {
 }
 
 impl FromIterator<ServicePort> for ServiceMap {
-    /// Returns a map of ServicePorts built by the caller, as tests of modes
-    /// need it.
+    /// Builds a map of the given ServicePorts, for tests of modes.
     fn from_iter<I: IntoIterator<Item = ServicePort>>(ports: I) -> ServiceMap {
         let mut map = ServiceMap::default();
         ports

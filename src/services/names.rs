@@ -1,4 +1,4 @@
-//! One copy of each string that many objects repeat.
+//! Shares strings that many objects repeat.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use hashbrown::HashSet;
 #[derive(Debug, Default)]
 pub struct Names {
     shared: HashSet<Arc<str>>,
-    /// Size at which names without users are dropped next.
+    /// Size of the set at which unused names are dropped next.
     drop_unused_at: usize,
 }
 

@@ -2,8 +2,8 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-/// Returns the namespace of an object that is `given` this one: without one it is in `default`, as
-/// kubectl has it, also where a template left the name empty.
+/// Resolves the namespace `given` in an object: without one it is in `default`, as in kubectl, even
+/// if a template left the name empty.
 ///
 /// ```
 /// # use tripod::services::namespace;
@@ -30,12 +30,12 @@ pub enum Namespaces {
     None,
     /// The namespaces of these names.
     Named(Arc<BTreeSet<String>>),
-    /// All namespaces, also those that do not exist yet.
+    /// All namespaces, including those that do not exist yet.
     All,
 }
 
 impl Namespaces {
-    /// Returns the namespaces of these `names`; `*` stands for all.
+    /// Selects the namespaces with these `names`; `*` stands for all.
     pub fn new(names: impl IntoIterator<Item = String>) -> Namespaces {
         let names: BTreeSet<String> = names.into_iter().collect();
         if names.contains("*") {
@@ -56,7 +56,7 @@ impl Namespaces {
         }
     }
 
-    /// Returns whether it is none.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         *self == Namespaces::None
     }

@@ -25,7 +25,7 @@ pub struct Node {
     /// Zone of the Node, from its label `topology.kubernetes.io/zone`; `None`: it has no such
     /// label.
     pub zone: Option<Arc<str>>,
-    /// Networks from which its pods have their addresses.
+    /// Networks from which its pods get their addresses.
     pub pod_cidrs: Box<[IpNet]>,
     /// Its IP addresses: internal ones first, then external ones, each in
     /// order of the status.
@@ -48,11 +48,10 @@ impl Named for Node {
 }
 
 impl Node {
-    /// Returns `node` with the addresses and networks of pods that were known `before` where it has
-    /// none: a Node that is registered anew, or whose addresses a cloud controller cannot find out,
-    /// has none for a while, although the node itself still has them. Kube-proxy keeps the
-    /// addresses, too, and ends when the networks change (`OnNodeChange` of its
-    /// `pkg/proxy/node.go`).
+    /// Returns `node`, with the addresses and pod networks of the object `before` if it has none: a
+    /// Node that is registered again, or whose addresses a cloud controller cannot find out, has
+    /// none for a while, although the node itself still has them. Kube-proxy keeps the addresses,
+    /// too, and exits when the networks change (`OnNodeChange` of its `pkg/proxy/node.go`).
     pub(super) fn with_addresses_of(mut node: Arc<Node>, before: &Node) -> Arc<Node> {
         if node.addresses.is_empty() && !before.addresses.is_empty() {
             Arc::make_mut(&mut node).addresses = before.addresses.clone();
@@ -66,7 +65,7 @@ impl Node {
     /// Reduces a Node of the API.
     ///
     /// # Errors
-    /// A Node without a name cannot be used.
+    /// When the Node has no name.
     pub fn reduce(node: &api::Node, names: &mut Names) -> Result<Reduced<Node>, Invalid> {
         let metadata = &node.metadata;
         let name = metadata.name.as_deref().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Objects that are valid but hardly what their author meant.
+//! Objects that are valid but hardly intended.
 
 use std::{
     cmp::Ordering,
@@ -9,7 +9,7 @@ use std::{
 
 use super::{Absence, Missing, ServiceName, ServicePortName, SliceName};
 
-/// An oddity of the objects; its text says what follows from it.
+/// An oddity of the objects; its text names the consequence.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Oddity {
     /// A Service without cluster IP.
@@ -18,7 +18,7 @@ pub enum Oddity {
     NoPorts(ServiceName),
     /// A Service none of whose ports has an endpoint.
     NoEndpoints(ServiceName, Why),
-    /// One port has no endpoint while another port of its Service has.
+    /// One port has no endpoint, but another port of its Service has some.
     NoEndpointsForPort(ServicePortName, Why),
     /// A slice whose Service is not known: Services for another proxy are not
     /// listed.
@@ -31,7 +31,7 @@ pub enum Oddity {
 const NAMED: usize = 5;
 
 impl Oddity {
-    /// Returns the Service of an oddity that mostly is over within seconds, because objects that
+    /// Returns the Service of an oddity that is usually over within seconds, because objects that
     /// belong together arrive one after the other; `None`: it is of another kind.
     pub(super) fn passes(&self) -> Option<&ServiceName> {
         match self {
@@ -41,7 +41,7 @@ impl Oddity {
         }
     }
 
-    /// Returns the object that is odd.
+    /// The name of the odd object.
     fn name(&self) -> String {
         match self {
             Oddity::NoClusterIp(service)
@@ -54,7 +54,7 @@ impl Oddity {
         }
     }
 
-    /// Returns what is said of several: those of one kind in one sentence.
+    /// Describes several oddities: those of one kind in one sentence.
     pub(super) fn sentences(all: &BTreeSet<Oddity>) -> Vec<String> {
         let (mut services, mut ports, mut slices) = (Vec::new(), Vec::new(), Vec::new());
         let mut others = Vec::new();
@@ -77,7 +77,7 @@ impl Oddity {
     }
 }
 
-/// Returns what is said of several oddities of one kind.
+/// Describes several oddities of one kind.
 fn sentence(several: &[&Oddity]) -> String {
     let count = several.len();
     let mut names: Vec<String> = several.iter().take(NAMED).map(|one| one.name()).collect();
@@ -102,8 +102,8 @@ fn sentence(several: &[&Oddity]) -> String {
     }
 }
 
-/// Why there are no endpoints; `None`: those that there are cannot be used. Equal to any other of
-/// the same kind, so that an oddity whose numbers and names change is logged once.
+/// Why there are no endpoints; `None`: the existing ones cannot be used. Equal to any other of the
+/// same kind, so that an oddity whose numbers and names change is logged only once.
 #[derive(Clone, Debug)]
 pub struct Why(pub(super) Option<Box<Absence>>);
 

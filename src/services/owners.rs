@@ -1,14 +1,13 @@
-//! Ownership of addresses: which Service is served where several name the same
-//! one.
+//! Ownership of addresses: decides which Service is served if several name the same address.
 //!
 //! An address, a port and a protocol belong to one ServicePort. A cluster IP takes precedence over
 //! everything that the author of a Service may choose freely (external IPs, node ports), because
-//! every user who may create a Service could otherwise take over the traffic of another one
-//! (CVE-2020-8554). So does a load-balancer IP, which comes after cluster IPs: it is in the status,
-//! which few may write. After that the older Service takes precedence. Nothing of this depends on
-//! the order in which objects arrive, so all nodes decide alike, and decide the same after a
-//! restart. Only among Services without a time of creation, as in a folder of manifests, the one
-//! that is served keeps the address.
+//! otherwise every user who may create a Service could take over the traffic of another one
+//! (CVE-2020-8554). So does a load-balancer IP, which ranks after cluster IPs: it is in the status,
+//! which few may write. After that the older Service takes precedence. None of this depends on the
+//! order in which objects arrive, so all nodes decide alike, also after a restart. Only among
+//! Services without a time of creation, as in a folder of manifests, the Service that is already
+//! served keeps the address.
 
 use std::{
     cmp::Ordering,
@@ -25,7 +24,7 @@ use net::{Family, Frontend, Protocol};
 use super::{Created, Service, ServiceName, ServicePort, ServicePortName};
 
 /// The role of an address for the ServicePort that names it. The first two take precedence over
-/// the others, in this order; the order of the others only matters within one ServicePort.
+/// the others, in this order; the order of the others matters only within one ServicePort.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum AddressKind {
     /// An address of `spec.clusterIPs`.
@@ -52,8 +51,7 @@ impl fmt::Display for AddressKind {
     }
 }
 
-/// An address that a ServicePort names and another one owns. It is not served for the one that
-/// names it.
+/// An address that a ServicePort names but another one owns. It is not served for the former.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conflict {
     /// Role of the address for the ServicePort that does not get it.
@@ -96,14 +94,14 @@ impl fmt::Display for Conflict {
     }
 }
 
-/// A port of a Service that names an address, and may come to own it.
+/// A port of a Service that names an address, and may own it.
 #[derive(Clone, Debug)]
 struct Contender {
     service: Arc<Service>,
     /// Index of the port in `serving.ports`.
     port: u16,
     kind: AddressKind,
-    /// The batch since which its Service has named the address; 0 if the Service has a time of
+    /// The batch from which on its Service has named the address; 0 if the Service has a time of
     /// creation.
     since: u32,
 }
@@ -135,7 +133,7 @@ impl Contender {
         key(self).cmp(&key(other))
     }
 
-    /// Returns the name of its ServicePort in `family`.
+    /// The name of its ServicePort in `family`.
     fn name(&self, family: Family) -> Option<ServicePortName> {
         let serving = self.service.serving.as_ref().ok()?;
         let port = serving.ports.get(usize::from(self.port))?;
@@ -172,7 +170,7 @@ fn named_addresses(service: &Arc<Service>) -> Vec<(Frontend, Contender)> {
         let node_port = port
             .node_port
             .map(|at| (at, port.protocol, AddressKind::NodePort));
-        // It belongs to the Service as a whole, for which its first port stands here.
+        // It belongs to the Service as a whole, which its first port represents here.
         let check = serving.health_check_node_port.filter(|_| number == 0);
         let check = check.map(|at| (at, Protocol::Tcp, AddressKind::HealthCheckNodePort));
         for (at, protocol, kind) in node_port.into_iter().chain(check) {
@@ -205,7 +203,7 @@ impl Contenders {
     }
 
     /// Adds a contender. Returns true if it is the owner now. If a ServicePort names an address
-    /// twice, the role that takes precedence counts.
+    /// twice, the role with precedence counts.
     fn add(&mut self, contender: Contender) -> bool {
         let mut contenders = match std::mem::replace(self, Contenders::More(Vec::new())) {
             Contenders::One(one) => vec![one],
@@ -238,7 +236,7 @@ impl Contenders {
         changed
     }
 
-    /// Removes a contender. Returns what was removed, and whether it was the owner.
+    /// Removes a contender. Returns it, and whether it was the owner.
     fn remove(&mut self, contender: &Contender) -> Option<(Contender, bool)> {
         let own =
             |other: &Contender| other.is_port_of(&contender.service.name, contender.port.into());
@@ -254,7 +252,7 @@ impl Contenders {
     }
 }
 
-/// Which ServicePorts, of all Services, name which address, and therefore which of them owns it.
+/// The ServicePorts of all Services that name each address, and thereby its owner.
 #[derive(Debug, Default)]
 pub(super) struct AddressOwnership {
     contenders: HashMap<Frontend, Contenders>,
@@ -265,14 +263,14 @@ pub(super) struct AddressOwnership {
 }
 
 impl AddressOwnership {
-    /// Begins a batch: of Services without a time of creation, those that earlier batches brought
-    /// keep their addresses.
+    /// Begins a batch: Services without a time of creation keep the addresses that they got in
+    /// earlier batches.
     pub(super) fn begin_batch(&mut self) {
         self.batch = self.batch.saturating_add(1);
     }
 
     /// Replaces `old` by `new`; `None`: there is no Service of that name. Adds to `dirty` the other
-    /// Services that may own more or fewer addresses because of that.
+    /// Services that may own more or fewer addresses as a result.
     pub(super) fn replace(
         &mut self,
         old: Option<&Arc<Service>>,
@@ -317,7 +315,7 @@ impl AddressOwnership {
     }
 
     /// Sets the addresses of the node that serve node ports. Adds to `dirty` the Services that may
-    /// own more or fewer addresses because of that.
+    /// own more or fewer addresses as a result.
     pub(super) fn set_node(
         &mut self,
         addresses: BTreeSet<IpAddr>,
@@ -328,7 +326,7 @@ impl AddressOwnership {
         }
         let before = std::mem::replace(&mut self.node, addresses);
         let differing: BTreeSet<&IpAddr> = before.symmetric_difference(&self.node).collect();
-        // This walks through all addresses, because it is rare.
+        // This walks through all addresses; it rarely happens.
         for (address, contenders) in &self.contenders {
             if !address.address.is_some_and(|ip| differing.contains(&ip)) {
                 continue;
@@ -340,14 +338,13 @@ impl AddressOwnership {
         }
     }
 
-    /// Returns the node's addresses that serve node ports.
     #[cfg(test)]
     pub(super) fn node(&self) -> &BTreeSet<IpAddr> {
         &self.node
     }
 
-    /// Removes the addresses that other ServicePorts own from `port`, the ServicePort of port
-    /// `index` of `service` with all addresses that it names, and records them as its conflicts.
+    /// Removes from `port`, the ServicePort of port `index` of `service` with all addresses that it
+    /// names, those that other ServicePorts own, and records them as its conflicts.
     pub(super) fn leave_owned(&self, service: &ServiceName, index: usize, port: &mut ServicePort) {
         let mut conflicts = Vec::new();
         let protocol = port.name.protocol;
@@ -395,7 +392,7 @@ impl AddressOwnership {
         port.health_check_node_port = port.health_check_node_port.filter(|at| {
             let everywhere = Frontend::node_port(Protocol::Tcp, family, *at);
             let owner = self.owner(&everywhere);
-            // Several health checks on the same port are dealt with where they are served.
+            // Conflicts between health checks on the same port are handled where these are served.
             let owner = owner.filter(|owner| owner.kind == AddressKind::NodePort);
             let first = owner.filter(|_| index == 0);
             conflicts.extend(first.and_then(|owner| {
@@ -412,8 +409,8 @@ impl AddressOwnership {
         port.conflicts = conflicts.into();
     }
 
-    /// Returns the owner of `address`: ServicePorts that name an address of the
-    /// node and those that have the port on all of them are compared.
+    /// Finds the owner of `address`, among ServicePorts that name an address of the node and those
+    /// that have the port on all of them.
     fn owner(&self, address: &Frontend) -> Option<&Contender> {
         let first = |address: &Frontend| self.contenders.get(address).and_then(Contenders::first);
         let node_port = self.is_of_node(address).then(|| node_port(address));
@@ -424,8 +421,7 @@ impl AddressOwnership {
             .min_by(|one, other| one.rank(other))
     }
 
-    /// Adds to `dirty` every Service that names `address`, also as a node port:
-    /// its owner changed.
+    /// Adds every Service that names `address`, also as a node port, to `dirty`: its owner changed.
     fn mark_dirty(&self, address: Frontend, dirty: &mut HashSet<ServiceName>) {
         let mut mark_all = |address: &Frontend| {
             let contenders = self.contenders.get(address).into_iter();
@@ -441,7 +437,7 @@ impl AddressOwnership {
         }
     }
 
-    /// Returns the addresses of the node at which `node_port` is served.
+    /// The addresses of the node at which `node_port` is served.
     fn on_the_node(&self, node_port: Frontend) -> impl Iterator<Item = Frontend> + '_ {
         let Frontend {
             protocol,

@@ -1,5 +1,5 @@
-//! Logs what mostly passes only if it lasts: a Service comes before its EndpointSlices and goes
-//! before them, hundreds of times an hour in some clusters.
+//! Delays the log of oddities that usually pass: a Service is created before its EndpointSlices and
+//! deleted before them, hundreds of times an hour in some clusters.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -9,21 +9,21 @@ use tracing::{debug, info};
 
 use super::{Oddity, ServiceName};
 
-/// How long something is odd before it is logged.
+/// How long an oddity must last before it is logged.
 pub(super) const LASTING: Duration = Duration::from_secs(10);
-/// Time between two looks at what is odd: what has lasted by then is logged together.
+/// Time between two checks of the oddities: those that have lasted by then are logged together.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// Oddities that were not logged yet.
+/// Oddities that are not logged yet.
 #[derive(Debug, Default)]
 pub(super) struct Passing {
-    /// Each with the time at which it arose last.
+    /// Each with the time at which it last arose.
     since: HashMap<Oddity, Instant>,
     due: Option<Instant>,
 }
 
 impl Passing {
-    /// Logs oddities that arise now, if they are of a kind that does not pass.
+    /// Logs new oddities, if they are of a kind that does not pass.
     pub(super) fn log(&mut self, arisen: Vec<Oddity>) {
         for oddity in arisen {
             if oddity.passes().is_none() {
@@ -45,7 +45,8 @@ impl Passing {
         }
     }
 
-    /// Logs those that have lasted so long, and still hold; `None`: however long they have.
+    /// Logs the oddities that have lasted that long, and still hold; `None`: regardless of their
+    /// age.
     pub(super) fn log_those(
         &mut self,
         lasting: Option<Duration>,
@@ -68,7 +69,7 @@ impl Passing {
         }
         self.due = (!self.since.is_empty()).then(|| now + AGAIN);
         if self.since.is_empty() {
-            // After the first list it is large.
+            // It is large after the first list.
             self.since = HashMap::new();
         }
     }

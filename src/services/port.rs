@@ -1,5 +1,5 @@
-//! What a ServicePort is: one port of one Service in one IP family, with everything that a mode
-//! needs to forward its traffic.
+//! ServicePorts: one port of one Service in one IP family, with everything that a mode needs to
+//! forward its traffic.
 
 use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
 
@@ -46,7 +46,7 @@ pub enum SessionAffinity {
 pub enum TrafficPolicy {
     /// Traffic goes to any endpoint of the cluster.
     Cluster,
-    /// Traffic goes to endpoints on this node only.
+    /// Traffic goes only to endpoints on this node.
     Local,
 }
 
@@ -64,7 +64,7 @@ pub struct ServicePort {
     /// [excluded](ServicePort::node_port_excluded); `None`: it has no node port.
     pub node_port: Option<u16>,
     /// `spec.externalIPs` of this family, without those that other ServicePorts own. Empty if none
-    /// of the source ranges can be read: then they are among the load-balancer IPs, and closed.
+    /// of the source ranges can be parsed: then they are among the load-balancer IPs, and closed.
     pub external_ips: Box<[IpAddr]>,
     /// `status.loadBalancer.ingress[].ip` of this family whose `ipMode` is VIP,
     /// without those that other ServicePorts own.
@@ -83,9 +83,9 @@ pub struct ServicePort {
     /// The settings of the Service's annotations `tripod.proxy/…`; `None`: it has none.
     /// [`ServicePort::preferences`] reads them.
     pub preferences: Option<Arc<Preferences>>,
-    /// The endpoints, and which of them a packet may reach.
+    /// The endpoints, and those that a packet may reach.
     pub endpoints: Arc<Endpoints>,
-    /// Addresses that its Service names and other ServicePorts own.
+    /// Addresses that its Service names but other ServicePorts own.
     pub conflicts: Box<[Conflict]>,
 }
 
@@ -98,14 +98,15 @@ impl Named for ServicePort {
 }
 
 impl ServicePort {
-    /// Returns all addresses on which its port is served: cluster, external and
-    /// load-balancer IPs. One may be among them twice.
+    /// Returns all addresses at which its port is served: cluster, external and load-balancer IPs,
+    /// possibly with duplicates.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         let named = self.external_ips.iter().chain(&self.load_balancer_ips);
         self.cluster_ip.into_iter().chain(named.copied())
     }
 
-    /// Returns where clients call it: all its [`addresses`](Self::addresses), and its node port.
+    /// Returns the frontends at which clients call it: all its [`addresses`](Self::addresses), and
+    /// its node port.
     pub fn frontends(&self) -> impl Iterator<Item = Frontend> {
         let (protocol, family) = (self.name.protocol, self.name.family);
         let at = move |ip| Frontend::service(protocol, ip, self.port);
@@ -119,30 +120,30 @@ impl ServicePort {
         self.node_port.or(self.health_check_node_port).is_some()
     }
 
-    /// Returns the addresses of the node at which its node port belongs to
-    /// another Service, which names that address as, say, its external IP.
+    /// The addresses of the node at which its node port belongs to another Service, which names
+    /// that address as, say, its external IP.
     pub fn node_port_excluded(&self) -> impl Iterator<Item = IpAddr> {
         let conflicts = self.conflicts.iter();
         let lost = conflicts.filter(|lost| lost.kind == AddressKind::NodePort);
         lost.filter_map(|lost| lost.ip)
     }
 
-    /// Returns what the Service requests under `tripod.proxy/`.
+    /// Returns the requests of the Service under `tripod.proxy/`.
     pub fn preferences(&self) -> &Preferences {
         static NONE: Preferences = Preferences::NONE;
         self.preferences.as_deref().unwrap_or(&NONE)
     }
 
     /// Returns whether its endpoints get no new connections for a while when they do not answer.
-    /// Over UDP it cannot be seen whether one answers.
+    /// Over UDP it is not visible whether one answers.
     pub fn is_ejecting(&self) -> bool {
         self.preferences().eject == Some(true) && self.name.protocol == Protocol::Tcp
     }
 
-    /// Returns the name of the scheduler that the Service requests, else `default`. If that is
-    /// `rr`, which ignores weights, and endpoints have weights, returns `wrr`, which otherwise does
-    /// the same. It stays so while none of those is ready, or they are ejected: IPVS refuses new
-    /// connections for a moment when a scheduler changes.
+    /// The name of the scheduler that the Service requests, else `default`. If that is `rr`, which
+    /// ignores weights, and endpoints have weights, it is `wrr`, which otherwise does the same. It
+    /// stays `wrr` while none of those is ready, or they are ejected: IPVS refuses new connections
+    /// for a moment when a scheduler changes.
     pub fn scheduler<'a>(&'a self, default: &'a str) -> &'a str {
         if let Some(asked) = &self.preferences().scheduler {
             return asked;

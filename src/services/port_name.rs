@@ -9,11 +9,11 @@ use super::{ServiceName, service::Port};
 /// Identity of a ServicePort. Prints as kube-proxy prints it
 /// (`namespace/name:port`, without the colon for an unnamed port).
 ///
-/// Clones share what it consists of: several tables of each mode have it as their key.
+/// Clones share the parts: several tables of each mode use the name as their key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServicePortName(Arc<NameParts>);
 
-/// What a [`ServicePortName`] consists of.
+/// The parts of a [`ServicePortName`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NameParts {
     /// The Service that the port belongs to.
@@ -27,7 +27,7 @@ pub struct NameParts {
 }
 
 impl ServicePortName {
-    /// Returns the name of the ServicePort of `port` of the Service `service` in `family`.
+    /// Names the ServicePort of `port` of the Service `service` in `family`.
     pub fn new(service: &ServiceName, port: &Port, family: Family) -> ServicePortName {
         let parts = NameParts {
             service: service.clone(),
@@ -38,7 +38,7 @@ impl ServicePortName {
         parts.into()
     }
 
-    /// Returns the name of the ServicePort of the same port in `family`.
+    /// Names the ServicePort of the same port in `family`.
     pub fn in_family(&self, family: Family) -> ServicePortName {
         if family == self.family {
             return self.clone();
@@ -50,13 +50,13 @@ impl ServicePortName {
 
 #[cfg(test)]
 impl ServicePortName {
-    /// Returns the name of the same port over `protocol`.
+    /// Names the same port over `protocol`.
     pub fn over(&self, protocol: Protocol) -> ServicePortName {
         let parts = NameParts::clone(self);
         NameParts { protocol, ..parts }.into()
     }
 
-    /// Returns the name of the port `port` of the same Service.
+    /// Names the port `port` of the same Service.
     pub fn of_port(&self, port: &str) -> ServicePortName {
         let (parts, port) = (NameParts::clone(self), port.into());
         NameParts { port, ..parts }.into()

@@ -1,4 +1,4 @@
-//! Which values of the API's objects are used, skipped and refused.
+//! Values of the API's objects that are used, skipped and refused.
 
 use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
 use serde::de::DeserializeOwned;
@@ -20,7 +20,7 @@ fn slice(text: &str) -> Result<Reduced<EndpointSlice>, Invalid> {
     )
 }
 
-/// Returns a served Service with this in its spec, and what was skipped.
+/// Returns a served Service with this in its spec, and the skipped values.
 fn serving(spec: &str) -> (Serving, Vec<String>) {
     let reduced = service(&format!("{{metadata: {{name: a}}, spec: {{{spec}}}}}"));
     let reduced = reduced.unwrap_or_else(|error| panic!("{spec}: {error}"));
@@ -72,7 +72,7 @@ fn a_service_with_the_label_of_headless_slices_is_served() {
     assert!(service(labelled).expect("good").object.serving.is_ok());
 }
 
-/// A spec that is refused, the field because of which it is, and the value of that field.
+/// A refused spec, the field that causes it, and the value of that field.
 type RefusedSpec = (&'static str, &'static str, &'static str);
 
 fn are_refused<const N: usize>(cases: [RefusedSpec; N]) {
@@ -199,7 +199,7 @@ fn addresses_that_are_skipped() {
         *serving.external_ips,
         ["192.0.2.1".parse::<std::net::IpAddr>().expect("ip")]
     );
-    // The Service has no IPv6 address: nothing is open for want of the other one.
+    // The Service has no IPv6 address: nothing is open for lack of an IPv6 range.
     let ranges = ["10.0.0.0/8"].map(|range| range.parse::<IpNet>().expect("net"));
     assert_eq!(*serving.load_balancer_source_ranges, ranges);
     let fields: Vec<_> = warnings
@@ -337,7 +337,7 @@ fn slices() {
             "{kubernetes.io/service-name: a, service.kubernetes.io/headless: ''}",
             Owner::NotServed,
         ),
-        // That label counts on the Service.
+        // That label counts only on the Service.
         (
             "{kubernetes.io/service-name: a, service.kubernetes.io/service-proxy-name: b}",
             Owner::Service(service_name("a")),
@@ -388,8 +388,8 @@ fn nodes() {
     assert!(node("{metadata: {}}").is_err());
 }
 
-/// An address that only the node itself can reach is no endpoint, except a loopback address in a
-/// file on the node.
+/// An address that only the node itself can reach is no endpoint, except for a loopback address in
+/// a file on the node.
 #[test]
 fn endpoints_that_would_lead_to_the_node() {
     let mapped = |address: &str| address.starts_with("::ffff:");
@@ -404,7 +404,7 @@ fn endpoints_that_would_lead_to_the_node() {
         ("IPv4", "224.0.0.1", false),
         ("IPv6", "ff02::1", false),
         ("IPv4", "255.255.255.255", false),
-        // IPv4 in IPv6 is read as IPv4, which is no IPv6 address.
+        // IPv4 in IPv6 is parsed as IPv4, which is no IPv6 address.
         ("IPv6", "::ffff:127.0.0.1", false),
         ("IPv4", "::ffff:169.254.169.254", false),
     ];
@@ -421,7 +421,7 @@ fn endpoints_that_would_lead_to_the_node() {
             let reduced = reduced.expect("the rest can be used");
             assert_eq!(reduced.object.endpoints.len(), usize::from(used), "{text}");
             assert_eq!(reduced.warnings.len(), usize::from(!used), "{text}");
-            // What is no address of the slice's family is not shown as one.
+            // An address of another family than the slice's is not shown.
             let shown = !(used || family == "IPv6" && mapped(address));
             assert_eq!(reduced.object.forbidden.len(), usize::from(shown), "{text}");
         }
@@ -459,7 +459,7 @@ fn an_object_full_of_mistakes_is_reported_in_a_few_lines() {
     assert!(last.contains("64980 more values are ignored"), "{last}");
 }
 
-/// As many as an object of 1.5 MiB may have, which is what etcd takes.
+/// As many as an object of 1.5 MiB, the limit of etcd, may have.
 #[test]
 fn a_service_with_as_many_ports_and_addresses_as_there_can_be() {
     let mut object = yaml::<core::Service>(
@@ -479,7 +479,7 @@ fn a_service_with_as_many_ports_and_addresses_as_there_can_be() {
     spec.load_balancer_source_ranges = Some(ranges.collect());
     let begun = std::time::Instant::now();
     let reduced = Service::reduce(&object, &mut Names::default()).expect("a Service");
-    // Compared each with each, they would take minutes.
+    // Compared pairwise, they would take minutes.
     assert!(begun.elapsed() < std::time::Duration::from_secs(20));
     let serving = reduced.object.serving.expect("served");
     assert_eq!(serving.ports.len(), 65_535);

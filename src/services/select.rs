@@ -1,5 +1,5 @@
-//! Which endpoints traffic may reach: readiness, fall-back to terminating
-//! endpoints (KEP-1669), topology hints (KEP-2433, KEP-3015), traffic policies.
+//! Selects the endpoints that traffic may reach: readiness, fallback to terminating endpoints
+//! (KEP-1669), topology hints (KEP-2433, KEP-3015), traffic policies.
 
 use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
 
@@ -17,25 +17,25 @@ pub(super) struct ThisNode {
 /// Weights of the nodes that have one.
 pub(super) type NodeWeights = HashMap<Arc<str>, u16>;
 
-/// Which kinds of endpoint sets a ServicePort ever sends traffic to.
+/// The kinds of endpoint sets to which a ServicePort may send traffic.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Uses {
-    /// Endpoints of the whole cluster: also behind an external policy of
-    /// Local, since pods and the node itself short-circuit that policy.
+    /// Endpoints of the whole cluster: needed even with an external policy of Local, since pods and
+    /// the node itself short-circuit that policy.
     pub(super) cluster: bool,
     /// Endpoints of this node.
     pub(super) local: bool,
 }
 
-/// An endpoint, with the zones and nodes that it is meant for.
+/// An endpoint, with the zones and nodes for which it is meant.
 pub(super) struct Candidate<'a> {
     pub(super) endpoint: Endpoint,
     pub(super) hints: Option<&'a Hints>,
 }
 
 /// Determines which endpoints of a ServicePort traffic may reach. `candidates` are sorted by
-/// address and without duplicates. Endpoints that are `ejected` get weight 0, except where a policy
-/// leaves traffic no other one.
+/// address and without duplicates. Endpoints that are `ejected` get weight 0, unless a policy would
+/// leave traffic no other one.
 pub(super) fn select(
     candidates: Vec<Candidate<'_>>,
     uses: Uses,
@@ -49,8 +49,8 @@ pub(super) fn select(
         cluster = indices(&candidates, |candidate| {
             candidate.endpoint.ready && topology.admits(candidate.hints, node)
         });
-        // The topology admits some ready endpoint if there is any, so none
-        // here means none anywhere.
+        // The topology admits some ready endpoint if there is any, so if there is none here, there
+        // is none anywhere.
         if cluster.is_empty() {
             cluster = indices(&candidates, |candidate| terminating(&candidate.endpoint));
         }
@@ -94,8 +94,8 @@ pub(super) fn select(
 }
 
 impl Endpoints {
-    /// Sets the weight of endpoints that are `ejected` to 0, except where a policy leaves
-    /// traffic no other one.
+    /// Sets the weight of endpoints that are `ejected` to 0, unless a policy would leave traffic no
+    /// other one.
     fn eject(&mut self, ejected: &BTreeSet<SocketAddr>) {
         let takes = |at: &&u32| self.all.get(**at as usize).is_some_and(|e| e.weight > 0);
         let is_ejected = |at: &u32| {
@@ -133,10 +133,10 @@ fn indices(candidates: &[Candidate<'_>], is: impl Fn(&Candidate<'_>) -> bool) ->
     matching.map(|(index, _)| index).collect()
 }
 
-/// Which hints count. Hints count only if every ready endpoint has them and some endpoint that
-/// takes connections is meant for this node or zone: as long as some lack them the controller is
-/// still at work, and following the others would overload the endpoints that have them. If all that
-/// are meant for this node or zone have weight 0 or are ejected, those elsewhere serve.
+/// The hints that count. Hints count only if every ready endpoint has them and some endpoint that
+/// takes connections is meant for this node or zone: while some lack them the controller is still
+/// at work, and following the others would overload the endpoints that have them. If all that are
+/// meant for this node or zone have weight 0 or are ejected, those elsewhere serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Topology {
     Everywhere,
@@ -154,7 +154,7 @@ impl Topology {
         let ready = || candidates.iter().filter(|c| c.endpoint.ready);
         let weighted = || ready().filter(|c| c.endpoint.weight > 0);
         let is_ejected = |c: &Candidate<'_>| ejected.contains(&c.endpoint.address);
-        // If all are ejected, they are used all the same.
+        // If all are ejected, they are used anyway.
         let heeds_ejections = !ejected.is_empty() && !weighted().all(is_ejected);
         let every = |has: fn(&Hints) -> bool| ready().all(|c| has(c.hints.unwrap_or(&none)));
         let any_taking = |is_meant: &dyn Fn(&Hints) -> bool| {

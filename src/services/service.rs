@@ -20,7 +20,7 @@ use super::{
     source_ranges::{nobody, source_ranges},
 };
 
-/// Label by which a Service requests another proxy than this one (KEP-2447).
+/// Label by which a Service requests another proxy (KEP-2447).
 pub(super) const OTHER_PROXY_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 
 /// The API server's default for ClientIP affinity (`DefaultClientIPServiceAffinitySeconds`).
@@ -28,8 +28,8 @@ const DEFAULT_AFFINITY_SECONDS: i32 = 10_800;
 /// The API server's maximum (`MaxClientIPServiceAffinitySeconds`): one day.
 const MAX_AFFINITY_SECONDS: i32 = 86_400;
 
-/// Why an address of a Service is refused. A loopback address would capture what processes of the
-/// node send to each other.
+/// Why an address of a Service is refused. A loopback address would capture the traffic between
+/// processes of the node.
 const NOT_SERVED: &str =
     "an unspecified, multicast, broadcast or loopback address cannot be served";
 
@@ -40,7 +40,7 @@ pub struct Service {
     pub name: ServiceName,
     /// Time of creation: if two Services name the same address, the older one takes precedence.
     pub created: Created,
-    /// What a proxy must serve, or why it serves nothing.
+    /// The part that a proxy must serve, or why it serves nothing.
     pub serving: Result<Serving, NotServed>,
     /// Whether it has a selector, from which the control plane writes its EndpointSlices.
     pub selector: bool,
@@ -63,7 +63,7 @@ impl Created {
         Created(seconds)
     }
 
-    /// Returns the time of creation in `metadata`.
+    /// Reads the time of creation in `metadata`.
     fn of(metadata: &ObjectMeta) -> Created {
         let time = metadata.creation_timestamp.as_ref();
         time.map_or(Created::UNKNOWN, |time| Created(time.0.as_second()))
@@ -79,11 +79,11 @@ pub enum NotServed {
     ExternalName,
     /// Labelled for another proxy.
     OtherProxy,
-    /// No cluster IP, which only happens where no API server allocates one.
+    /// No cluster IP, which happens only without an API server that allocates one.
     NoClusterIp,
 }
 
-/// What a proxy must serve of a Service.
+/// The part of a Service that a proxy must serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Serving {
     /// Cluster IPs, at most one of each family.
@@ -108,7 +108,7 @@ pub struct Serving {
 
 impl Serving {
     /// Returns whether nobody may reach its external and load-balancer IPs of `family`, because
-    /// none of its source ranges can be read.
+    /// none of its source ranges can be parsed.
     pub fn is_closed(&self, family: Family) -> bool {
         self.load_balancer_source_ranges.contains(&nobody(family))
     }
@@ -128,7 +128,7 @@ pub struct Port {
 }
 
 impl Serving {
-    /// Leaves out the addresses that are too many. Returns why; `None`: there are none.
+    /// Leaves out surplus addresses. Returns the reason; `None`: there are none.
     fn limit_addresses(&mut self) -> Option<String> {
         let mut named = NamedAddresses {
             external_ips: mem::take(&mut self.external_ips),

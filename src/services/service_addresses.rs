@@ -1,5 +1,5 @@
-//! The addresses of all Services, by which an endpoint that has one of them is found: what is sent
-//! there comes back to the node, and is not sent on a second time.
+//! The addresses of all Services, for finding an endpoint that has one of them: packets to such an
+//! endpoint come back to the node, and are not forwarded a second time.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -15,7 +15,7 @@ pub struct ServiceAddresses<'a> {
 }
 
 impl<'a> ServiceAddresses<'a> {
-    /// Returns those of `ports`.
+    /// Collects the addresses of `ports`.
     pub fn of(ports: impl Iterator<Item = &'a Arc<ServicePort>>) -> ServiceAddresses<'a> {
         let mut owners = HashMap::new();
         for port in ports {
@@ -34,7 +34,7 @@ impl<'a> ServiceAddresses<'a> {
         ServiceAddresses { owners }
     }
 
-    /// Returns the ServicePort that has `address`, and which kind of address of it that is.
+    /// Returns the ServicePort that has `address`, and the kind of that address.
     pub fn owner(
         &self,
         protocol: Protocol,
@@ -45,7 +45,7 @@ impl<'a> ServiceAddresses<'a> {
 }
 
 impl ServicePortName {
-    /// Returns why an endpoint that has the address of this ServicePort is not used.
+    /// Explains why an endpoint with the address of this ServicePort is not used.
     pub fn has_address_of_endpoint(&self) -> String {
         format!("its address is one of Service {self}, so that calls of it reach no endpoint")
     }

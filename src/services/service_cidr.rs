@@ -33,7 +33,7 @@ impl ServiceCidr {
     /// Reduces a ServiceCIDR of the API.
     ///
     /// # Errors
-    /// A ServiceCIDR without a name cannot be used.
+    /// When the ServiceCIDR has no name.
     pub fn reduce(
         object: &api::ServiceCIDR,
         names: &mut Names,

@@ -18,9 +18,9 @@ use super::{
     trigger::Trigger,
 };
 
-/// Label of EndpointSlices of a headless Service. It is the only one by which
-/// a slice is left out: `service.kubernetes.io/service-proxy-name` counts on
-/// Services alone since kube-proxy 1.36 (kubernetes #134623).
+/// Label of EndpointSlices of a headless Service. It is the only label because of which a slice is
+/// left out: `service.kubernetes.io/service-proxy-name` counts only on Services since kube-proxy
+/// 1.36 (kubernetes #134623).
 const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
 /// Label that names the Service of an EndpointSlice.
 pub const SERVICE_LABEL: &str = "kubernetes.io/service-name";
@@ -64,7 +64,7 @@ pub struct EndpointSlice {
     pub trigger: Trigger,
 }
 
-/// The Service whose endpoints a slice has.
+/// The Service of a slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// The slice has the endpoints of this Service.
@@ -132,8 +132,8 @@ impl EndpointSlice {
         EndpointSlice::reduced(slice, Loopback::Refused, names)
     }
 
-    /// Reduces an EndpointSlice of a file on this node. Whoever may write there may
-    /// also have processes of the node itself as endpoints.
+    /// Reduces an EndpointSlice from a file on this node. Whoever may write such files may also
+    /// have processes of the node itself as endpoints.
     ///
     /// # Errors
     /// Names the first field without which the slice cannot be used.
@@ -197,7 +197,7 @@ impl EndpointSlice {
         self.weight.is_none() && names.any(|name| nodes.contains(name))
     }
 
-    /// Returns whether its meaning depends on the zone of this node.
+    /// Returns whether its interpretation depends on the zone of this node.
     pub(super) fn has_zone_hints(&self) -> bool {
         self.endpoints.iter().any(|endpoint| {
             let hints = endpoint.hints.as_ref();
@@ -232,7 +232,7 @@ enum Loopback {
 
 type Contents = (Box<[SlicePort]>, Box<[SliceEndpoint]>, Box<[IpAddr]>);
 
-/// Maximum number of endpoints that are left out of a slice and listed as such.
+/// Maximum number of left-out endpoints of a slice that are listed.
 const SHOWN: usize = 20;
 
 fn contents(
@@ -266,7 +266,7 @@ fn contents(
         };
         let conditions = endpoint.conditions.clone().unwrap_or_default();
         let mut hints = hints(endpoint, names);
-        // Most endpoints of a slice have the same hints as the one before.
+        // Most endpoints of a slice have the same hints as the previous one.
         if let Some(last) = endpoints.last()
             && last.hints == hints
         {
@@ -304,10 +304,10 @@ fn slice_port(
     })
 }
 
-/// Returns the address of an endpoint, or why it is not used. It refuses what the API server
+/// Parses the address of an endpoint, or says why it is not used. It refuses what the API server
 /// refuses (`ValidateEndpointIP` of `pkg/apis/core/validation`): otherwise those who may write
-/// slices would reach, through a Service, what listens on the node for itself alone, or the
-/// metadata service of a cloud at 169.254.169.254.
+/// slices could reach, through a Service, servers on the node that listen only for the node itself,
+/// or the metadata service of a cloud at 169.254.169.254.
 fn address(text: &str, family: Family, loopback: Loopback) -> Result<IpAddr, Cow<'static, str>> {
     let Some(ip) = parse_ip(text) else {
         return Err("not an IP address".into());

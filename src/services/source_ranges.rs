@@ -21,7 +21,7 @@ pub(super) fn source_ranges(
     let mut found = Vec::with_capacity(listed.len());
     let mut unreadable = Vec::new();
     for (i, text) in listed.iter().enumerate() {
-        // The API server's validation lets white space pass.
+        // The API server's validation allows white space.
         match parse_cidr(text.trim()) {
             Some(range) => found.push(range),
             None => {
@@ -34,8 +34,8 @@ pub(super) fn source_ranges(
             }
         }
     }
-    // No range of a family means everyone: where there are nothing but mistakes, this must not
-    // open what the author meant to close.
+    // No range of a family means everyone: if there are only mistakes, this must not open an
+    // address that the author meant to close.
     let readable = |family| found.iter().any(|net| Family::of(&net.addr()) == family);
     let meant = |family| unreadable.contains(&family) || found.is_empty() && !listed.is_empty();
     let closed = families.iter().filter(|of| meant(**of) && !readable(**of));
@@ -64,7 +64,7 @@ pub(super) fn nobody(family: Family) -> IpNet {
     }
 }
 
-/// Returns the family of a range that cannot be read: only those of IPv6 have colons.
+/// Guesses the family of a range that cannot be parsed: only those of IPv6 have colons.
 fn family_meant(text: &str) -> Family {
     if text.contains(':') {
         Family::V6

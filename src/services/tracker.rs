@@ -1,4 +1,4 @@
-//! Folds events into the service map. Work follows the change: only Services
+//! Applies events to the service map. The work depends on the size of the change: only Services
 //! that an event concerns are rebuilt.
 
 use std::{
@@ -22,42 +22,41 @@ use super::{
     slice::Owner,
 };
 
-/// Keeps the objects and the [`ServiceMap`] that follows from them.
+/// Holds the objects and the [`ServiceMap`] that follows from them.
 #[derive(Debug)]
 pub struct Tracker {
     this: ThisNode,
     services: HashMap<ServiceName, Entry>,
-    /// All slices, of whichever Service, or of none.
+    /// All slices, whether their Service exists or not.
     slices: ByName<Arc<EndpointSlice>>,
     /// Weights of the nodes that have one.
     weights: NodeWeights,
-    /// Endpoints to which connections are not answered, also of Services that are not there: one
-    /// may go and come back before what looks at connections notices.
+    /// Endpoints to which connections are not answered, including those of Services that do not
+    /// exist: a Service may be deleted and created again before the watcher of connections notices.
     ejected: HashMap<ServiceName, BTreeSet<SocketAddr>>,
     service_cidrs: BTreeMap<Arc<str>, Arc<ServiceCidr>>,
     /// Oddities that are logged if they last.
     passing: Passing,
     ownership: AddressOwnership,
     map: ServiceMap,
-    /// Whether the Node object of this node was known, and does not exist any more.
+    /// Whether the Node object of this node was known, and has been deleted.
     is_node_deleted: bool,
 }
 
 /// The objects of one Service name, and what follows from them.
 #[derive(Debug, Default)]
 struct Entry {
-    /// The object; slices may come before it and stay after it.
+    /// The object; slices may arrive before it and stay after it.
     service: Option<Arc<Service>>,
-    /// Sorted by name; most Services have one, for which a map would take ten
-    /// times the memory.
+    /// Sorted by name; most Services have one, for which a map would take ten times the memory.
     slices: Vec<Arc<EndpointSlice>>,
     ports: Box<[Arc<ServicePort>]>,
-    /// Oddities that were logged once.
+    /// Oddities that were logged.
     oddities: Vec<Oddity>,
 }
 
 impl Tracker {
-    /// Returns a tracker without objects for the node of that name: the name in the API, which
+    /// Returns a tracker without objects for the node of that name: its name in the API, which
     /// decides which endpoints are local.
     pub fn new(node_name: &str) -> Tracker {
         Tracker {
@@ -87,26 +86,25 @@ impl Tracker {
         self.map.this_node()
     }
 
-    /// Returns whether the Node object of this node was known, and does not exist any more.
+    /// Returns whether the Node object of this node was known, and has been deleted.
     pub fn is_node_deleted(&self) -> bool {
         self.is_node_deleted
     }
 
-    /// Returns the object of a Service; `None`: it is not known.
+    /// Looks up the object of a Service; `None`: it is unknown.
     pub fn service(&self, name: &ServiceName) -> Option<&Arc<Service>> {
         self.services.get(name)?.service.as_ref()
     }
 
-    /// Returns the slices of a Service, sorted by name.
+    /// Lists the slices of a Service, sorted by name.
     pub fn slices(&self, name: &ServiceName) -> impl Iterator<Item = &Arc<EndpointSlice>> {
         let entry = self.services.get(name);
         entry.into_iter().flat_map(|entry| &entry.slices)
     }
 
-    /// Folds events into the map. Returns what they changed, which is nothing
-    /// where they cancel out or concern nothing that this node serves. Objects
-    /// that are newly odd are logged once: at once, or by [`Tracker::log_lasting`] if it mostly
-    /// passes.
+    /// Applies events to the map. Returns the changes, which are empty if the events cancel out or
+    /// concern nothing that this node serves. Objects that became odd are logged once: at once, or
+    /// by [`Tracker::log_lasting`] if the oddity usually passes.
     pub fn apply(&mut self, events: impl IntoIterator<Item = Event>) -> Changes {
         let (changes, oddities) = self.fold(events);
         self.passing.log(oddities);
@@ -123,7 +121,7 @@ impl Tracker {
         self.log_oddities(Some(LASTING));
     }
 
-    /// Logs all oddities that were not logged yet, where the objects will not change.
+    /// Logs all oddities that were not logged yet, for objects that will not change.
     pub fn log_all(&mut self) {
         self.log_oddities(None);
     }
@@ -136,9 +134,8 @@ impl Tracker {
         });
     }
 
-    /// Sets the addresses of the node that serve node ports. Returns what that
-    /// changes: which ServicePort owns a node port there, where other Services
-    /// name the same address.
+    /// Sets the addresses of the node that serve node ports. Returns the resulting changes: another
+    /// ServicePort may own a node port there, if other Services name the same address.
     pub fn set_node_addresses(&mut self, addresses: BTreeSet<IpAddr>) -> Changes {
         let mut dirty = HashSet::new();
         self.ownership.set_node(addresses, &mut dirty);
@@ -214,8 +211,7 @@ impl Tracker {
         changed
     }
 
-    /// Returns the Services that have such a slice. Walks through all, for
-    /// events that are rare.
+    /// Finds the Services that have such a slice. Walks through all slices, for rare events.
     fn services_where(
         &self,
         is: impl Fn(&EndpointSlice) -> bool,
@@ -319,7 +315,7 @@ impl Tracker {
         self.is_node_deleted = is_deleted;
     }
 
-    /// Rebuilds the ServicePorts of one Service and records what differs.
+    /// Rebuilds the ServicePorts of one Service and records the differences.
     fn rebuild(&mut self, name: &ServiceName, changes: &mut Changes, odd: &mut Vec<Oddity>) {
         let Some(entry) = self.services.get_mut(name) else {
             return;
@@ -340,7 +336,7 @@ impl Tracker {
                     ports.push(Arc::clone(old));
                     continue;
                 }
-                // The tables of the modes have the old name as a key, with which the new one shares
+                // The tables of the modes have the old name as a key; the new port shares its
                 // memory.
                 new.name = old.name.clone();
                 if old.endpoints == new.endpoints {
@@ -372,7 +368,7 @@ impl Tracker {
     }
 }
 
-/// Nodes whose weight was set by a batch, each with the weight before it.
+/// Nodes whose weight was set by a batch, each with its previous weight.
 #[derive(Default)]
 struct Reweighed {
     weights_before: HashMap<Arc<str>, Option<u16>>,
@@ -391,7 +387,7 @@ impl Reweighed {
         }
     }
 
-    /// Returns the nodes whose weight differs from the one before the batch.
+    /// Returns the nodes whose weight differs from that before the batch.
     fn nodes(self, weights: &NodeWeights) -> HashSet<Arc<str>> {
         let changed = self.weights_before.into_iter();
         let differ = changed.filter(|(node, before)| weights.get(node) != before.as_ref());
@@ -439,7 +435,7 @@ impl Entry {
             && without_endpoints.len() == self.ports.len()
         {
             let first = why(first);
-            // If its ports lack different things, each of them is named.
+            // If the reasons of its ports differ, each port is named.
             if others.iter().all(|port| why(port) == first) {
                 return vec![Oddity::NoEndpoints(name.clone(), first)];
             }

@@ -1,4 +1,4 @@
-//! The time of the change because of which an EndpointSlice was written.
+//! The time of the change that caused an EndpointSlice to be written.
 
 use std::{collections::BTreeMap, time::SystemTime};
 
@@ -8,21 +8,20 @@ use k8s_openapi::jiff::Timestamp;
 /// wrote the slice (`core/v1 EndpointsLastChangeTriggerTime`).
 const ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
-/// The time of the change because of which a slice was written, if its author gave one. It says
+/// The time of the change that caused a slice to be written, if its author gave one. It says
 /// nothing about endpoints, so all values are equal: a slice in which only this differs did not
 /// change.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Trigger(Option<SystemTime>);
 
 impl Trigger {
-    /// Reads the annotation. One that is malformed counts as none: it is for
-    /// statistics only.
+    /// Reads the annotation. A malformed one counts as missing: it is only for statistics.
     pub(super) fn of(annotations: Option<&BTreeMap<String, String>>) -> Trigger {
         let annotation = annotations.and_then(|a| a.get(ANNOTATION));
         Trigger(annotation.and_then(|text| Some(text.parse::<Timestamp>().ok()?.into())))
     }
 
-    /// Returns when the change happened; `None`: not known.
+    /// Returns the time of the change; `None`: unknown.
     pub fn time(self) -> Option<SystemTime> {
         self.0
     }

@@ -1,5 +1,5 @@
-//! Where packets are sent, in the notation of the API's parameter `to` and of the flag
-//! `--to` of `tripod explain` and `tripod trace`.
+//! Destinations of packets, in the notation of the API's parameter `to` and of the flag `--to` of
+//! `tripod explain` and `tripod trace`.
 
 use std::{fmt, net::SocketAddr};
 
@@ -37,8 +37,8 @@ pub struct NamedService {
 const LONGEST: usize = 63;
 
 impl Destination {
-    /// Returns the destination that `text` names. A last part that is a protocol is never
-    /// read as the name of a Service or port.
+    /// Parses the destination in `text`. A last part that is a protocol is never taken for the name
+    /// of a Service or port.
     ///
     /// # Errors
     /// Says how it must be written.

@@ -14,7 +14,7 @@ pub struct DialList {
     pub items: Vec<Dial>,
     /// The parameter `after` of the next request.
     pub next: u64,
-    /// Whether some may be missing, because there were more than are remembered.
+    /// Whether some may be missing, because there were more than are kept.
     pub lost: bool,
 }
 

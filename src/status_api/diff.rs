@@ -1,4 +1,4 @@
-//! How the kernel differs from the desired state.
+//! Differences between the kernel and the desired state.
 
 use serde::{Deserialize, Serialize};
 

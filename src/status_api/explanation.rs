@@ -1,10 +1,10 @@
-//! What happens to a packet.
+//! The path of a packet.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Difference, Listed, NoEndpoints};
 
-/// What happens to a packet, according to the current Services and the state of the kernel.
+/// The path of a packet, according to the current Services and the state of the kernel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Explanation {
@@ -59,7 +59,7 @@ pub struct Explanation {
     pub error: Option<String>,
 }
 
-/// What happens to packets to a Service: one explanation for each of its cluster IPs.
+/// The paths of packets to a Service: one explanation for each of its cluster IPs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExplanationList {

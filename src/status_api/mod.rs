@@ -54,13 +54,13 @@ pub const DIFF_PATH: &str = "/v1/diff";
 
 /// Path of [`Explanation`] and [`ExplanationList`]. The parameter `to` is an address with a
 /// port, or a Service ([`Destination`]); `protocol` is `tcp`, `udp` or `sctp`; `from` is an
-/// address, `pod`, `node` or `outside`; `kernel` is `false` if the state of the kernel is
-/// not to be read.
+/// address, `pod`, `node` or `outside`; `kernel` is `false` to skip reading the state of the
+/// kernel.
 pub const EXPLAIN_PATH: &str = "/v1/explain";
 
 /// Path of [`DialList`]. The parameter `servicePort` is `namespace/name:port`, `protocol` is `tcp`
 /// or `udp`, and `after` is `next` of an earlier answer. Without `after` nothing is listed:
-/// attempts are remembered from then on, for ten seconds after each request.
+/// attempts are recorded from then on, for ten seconds after each request.
 pub const DIALS_PATH: &str = "/v1/dials";
 
 /// The first entries of a list, and their total number.

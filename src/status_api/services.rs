@@ -52,7 +52,7 @@ pub struct ServicePort {
     /// have this field.
     #[serde(default)]
     pub no_endpoints: Option<NoEndpoints>,
-    /// Why it is not in force as desired; `None`: it is in force.
+    /// Why its desired state is not applied; `None`: it is applied.
     pub failing: Option<String>,
     /// Addresses at which the health-check node port of its Service cannot be served, each with the
     /// reason.
@@ -64,22 +64,22 @@ pub struct ServicePort {
     pub conflicts: Vec<String>,
     /// Connections and bytes; `None`: nothing is known about them.
     pub traffic: Option<Traffic>,
-    /// How often the limits of its Service kept connections or datagrams out, over all its ports;
-    /// `None`: the mode has no limits, or does not serve the Service.
+    /// Number of connections or datagrams rejected by the limits of its Service, over all its
+    /// ports; `None`: the mode has no limits, or does not serve the Service.
     #[serde(default)]
     pub limited: Option<Limited>,
 }
 
-/// How often the limits of a Service kept connections or datagrams out, since the process began to
-/// serve it.
+/// Number of connections or datagrams rejected by the limits of a Service, since the process began
+/// to serve it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Limited {
-    /// Times that accepting paused, and datagrams of new UDP clients that were dropped, because
-    /// the Service has as many connections as it may.
+    /// Number of pauses in accepting, and of dropped datagrams of new UDP clients, because the
+    /// Service reached its connection limit.
     pub service: u64,
-    /// TCP connections that were reset, and datagrams of new UDP flows that were dropped, because
-    /// their client has as many of the Service as it may.
+    /// Number of TCP connections that were reset, and of dropped datagrams of new UDP flows,
+    /// because their client reached its connection limit for the Service.
     pub client: u64,
 }
 
@@ -142,7 +142,7 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Returns the sum of both; what is not known of one is not known of the sum.
+    /// Adds both; what is unknown of one is unknown of the sum.
     pub fn plus(self, other: Traffic) -> Traffic {
         let sum = |one: Option<u64>, other: Option<u64>| Some(one?.saturating_add(other?));
         Traffic {

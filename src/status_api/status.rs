@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Listed;
 
-/// State of the running proxy: health, mode, syncs, and everything that is not in force.
+/// State of the running proxy: health, mode, syncs, and everything that is not applied.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
@@ -20,7 +20,7 @@ pub struct Status {
     pub node: String,
     /// The time at which the process started (RFC 3339).
     pub started: String,
-    /// Whether the desired state is in force and the objects are being followed.
+    /// Whether the desired state is applied and the objects are being followed.
     pub healthy: bool,
     /// The reasons why it is not healthy; empty if it is.
     pub problems: Vec<String>,
@@ -40,7 +40,7 @@ pub struct Status {
     pub draining: Listed<Draining>,
     /// Numbers of Services, ServicePorts and endpoints.
     pub counts: Counts,
-    /// ServicePorts, and other state, that are not in force as desired.
+    /// ServicePorts, and other state, that are not applied as desired.
     pub failing: Listed<Failing>,
     /// Health-check node ports that cannot be served.
     #[serde(default)]
@@ -62,7 +62,8 @@ pub struct Mode {
     pub name: String,
     /// For each better mode, the reason why it does not run.
     pub passed_over: Vec<String>,
-    /// What the mode lacks on this kernel, and what else an operator must know of it.
+    /// Features that the mode lacks on this kernel, and other facts that an operator must know
+    /// about it.
     pub lost: Vec<String>,
 }
 
@@ -82,7 +83,7 @@ pub struct Objects {
 pub struct ObjectKind {
     /// Name of the kind, in the plural.
     pub name: String,
-    /// Whether all objects of the kind have been known once. The last known ones stay in force.
+    /// Whether all objects of the kind have been known once. The last known ones stay in use.
     pub complete: bool,
     /// Whether nothing is served until all objects of the kind are known.
     pub required: bool,
@@ -104,7 +105,7 @@ pub struct Trouble {
     pub why: String,
 }
 
-/// What probes of the pod request: a part of [`Status`] that costs the same with any number of
+/// The answer to probes of the pod: a part of [`Status`] that costs the same with any number of
 /// Services.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -127,7 +128,7 @@ pub struct FamilySync {
     pub last: Option<LastSync>,
     /// The time at which the current sync began (RFC 3339); `None`: no sync is running.
     pub under_way_since: Option<String>,
-    /// How far the current sync is; `None`: nothing is planned yet, or no sync is running. Earlier
+    /// Progress of the current sync; `None`: nothing is planned yet, or no sync is running. Earlier
     /// versions do not have this field.
     #[serde(default)]
     pub progress: Option<Progress>,
@@ -147,19 +148,19 @@ pub struct FamilySync {
     pub empty: bool,
 }
 
-/// How far a sync is.
+/// Progress of a sync.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Progress {
-    /// What is counted, in the plural.
+    /// The counted objects, in the plural.
     pub what: String,
-    /// How many are to be compared and, where they differ, written.
+    /// Number of objects to compare and, where they differ, write.
     pub planned: usize,
-    /// How many of them were compared and sent.
+    /// Number of those that were compared and sent.
     pub sent: usize,
-    /// How many of those the kernel has answered for.
+    /// Number of those for which the kernel has answered.
     pub done: usize,
-    /// The same in words.
+    /// The progress in words.
     pub text: String,
 }
 
@@ -200,7 +201,7 @@ pub struct Counts {
     pub endpoints_in_use: usize,
 }
 
-/// A ServicePort, or other state, that is not in force as desired.
+/// A ServicePort, or other state, that is not applied as desired.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Failing {
@@ -252,7 +253,7 @@ pub struct Unsupported {
     pub what: String,
     /// The reason, and what is done instead.
     pub why: String,
-    /// Whether no mode does it, as it cannot be read.
+    /// Whether no mode supports it, because it cannot be parsed.
     #[serde(default)]
     pub unreadable: bool,
 }

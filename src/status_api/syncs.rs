@@ -28,7 +28,7 @@ pub struct PastSync {
     pub full: bool,
     /// Number of ServicePorts that the sync processed; `None`: it had no effect.
     pub service_ports: Option<usize>,
-    /// Number of ServicePorts that were not in force after the sync; `None`: it had no effect.
+    /// Number of ServicePorts that were not applied after the sync; `None`: it had no effect.
     pub failed: Option<usize>,
     /// Why the sync had no effect; `None`: it took effect.
     pub error: Option<String>,

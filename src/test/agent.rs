@@ -1,9 +1,9 @@
 //! Calls that a pod makes for the tester.
 //!
-//! The tester sends one line: a token, a protocol, an address with a port, how many calls are to be
-//! made, and how many of them at once. A tester without the token of this run gets no answer, and
-//! no call is made. The pod knows only the token's SHA-256, so that whoever may read pods cannot
-//! make it call. The called address is sent `who` and nothing else.
+//! The tester sends one line: a token, a protocol, an address with a port, the number of calls, and
+//! how many of them to make at once. A tester without the token of this run gets no answer, and no
+//! call is made. The pod knows only the token's SHA-256, so that a user who may merely read pods
+//! cannot make it call. It sends `who` to the called address, and nothing else.
 
 use std::{
     io,
@@ -33,13 +33,13 @@ const LONGEST: u64 = 256;
 /// Longest answer that the tester reads, in bytes.
 const LONGEST_ANSWER: u64 = 1 << 20;
 
-/// Most calls that one line may request.
+/// Maximum number of calls in one request.
 const MOST_CALLS: usize = 200;
 
-/// Most calls that one line may request at once.
+/// Maximum number of calls of one request that are made at once.
 const MOST_AT_ONCE: usize = 16;
 
-/// Connections that are served at a time.
+/// Maximum number of connections that are served at the same time.
 const MOST_CONNECTIONS: usize = 16;
 
 /// How long a caller may take to send its line.
@@ -48,7 +48,7 @@ const LINE_WITHIN: Duration = Duration::from_secs(5);
 /// How long all calls of a line may take.
 const CALLS_WITHIN: Duration = Duration::from_secs(120);
 
-/// How the tester reaches the agent of one pod.
+/// Access to the agent of one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Agent {
     /// Address and port.
@@ -101,7 +101,7 @@ pub fn digest(token: &str) -> String {
     HEXLOWER.encode(&Sha256::digest(token.as_bytes()))
 }
 
-/// Makes calls for whoever has the token with that SHA-256; runs for ever.
+/// Makes calls for testers who have the token with that SHA-256; runs forever.
 ///
 /// # Errors
 /// When no further connection can be accepted.

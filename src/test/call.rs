@@ -1,7 +1,7 @@
 //! Calls, and the server that answers them with its name.
 //!
-//! A caller sends a line; the server answers with one line: its name, a space, and the
-//! address that the call came from, as it saw it.
+//! A caller sends a line; the server answers with one line: its name, a space, and the caller's
+//! address as the server saw it.
 
 use std::{
     io,
@@ -54,7 +54,7 @@ pub async fn call(to: SocketAddr, protocol: Protocol, patience: Duration) -> See
     seen(timeout(patience, answer).await)
 }
 
-/// Asks over a connection that is open already, and waits for the answer for `patience`.
+/// Asks over an open connection, and waits for the answer for `patience`.
 pub async fn ask_by(stream: TcpStream, patience: Duration) -> Seen {
     seen(timeout(patience, question(stream)).await)
 }
@@ -64,7 +64,7 @@ fn seen(answer: Result<io::Result<Vec<u8>>, Elapsed>) -> Seen {
         Err(_) => Seen::Silence,
         Ok(Ok(line)) => read(&line),
         Ok(Err(error)) => match error.kind() {
-            // A route that prohibits (EACCES).
+            // A route of type prohibit (EACCES).
             io::ErrorKind::PermissionDenied => Seen::Refused,
             io::ErrorKind::ConnectionRefused
             | io::ErrorKind::ConnectionReset
@@ -83,7 +83,7 @@ fn read(line: &[u8]) -> Seen {
     match parsed {
         Some((name, client)) => Seen::Answer {
             name: name.to_owned(),
-            // A socket of both IP families has IPv4 addresses within IPv6.
+            // A socket of both IP families reports IPv4 addresses within IPv6.
             client: (client.ip().to_canonical(), client.port()).into(),
         },
         None => Seen::Other("an answer of another server".to_owned()),
@@ -109,8 +109,8 @@ async fn over_udp(to: SocketAddr) -> io::Result<Vec<u8>> {
     let socket = UdpSocket::bind(any).await?;
     socket.connect(to).await?;
     match socket.send(QUESTION).await {
-        // A rule of the caller's own host that refuses or drops the datagram makes `send` fail at
-        // once. Which of the two it does shows by the ICMP message that then comes, or does not.
+        // If a rule of the caller's own host refuses or drops the datagram, `send` fails at once.
+        // If it refuses, an ICMP message follows.
         Err(error) if error.raw_os_error() == Some(libc::EPERM) => {}
         sent => sent.map(|_| ())?,
     }
@@ -124,7 +124,7 @@ fn answer(name: &str, client: SocketAddr) -> String {
     format!("{name} {client}\n")
 }
 
-/// Answers TCP calls with `name`; runs for ever.
+/// Answers TCP calls with `name`; runs forever.
 ///
 /// # Errors
 /// When no further connection can be accepted.
@@ -144,7 +144,7 @@ pub async fn serve_tcp(listener: TcpListener, name: &str) -> io::Result<()> {
     }
 }
 
-/// Answers UDP calls with `name`; runs for ever.
+/// Answers UDP calls with `name`; runs forever.
 ///
 /// # Errors
 /// When the socket fails.

@@ -1,12 +1,13 @@
-//! How many calls are needed to see what is chosen at random.
+//! The number of calls needed to see endpoints that are chosen at random.
 
-/// Chance that, in all checks together, an endpoint that gets its share is missed.
+/// The probability that, in all checks together, an endpoint that gets its share is missed.
 pub(super) const MISSED: f64 = 1e-6;
 
-/// Returns how many calls are needed to see each of `endpoints`, the least of which gets
-/// `least` of all calls, in each of that many checks, except with the chance [`MISSED`].
+/// Computes the number of calls needed to see each of `endpoints`, the least of which gets the
+/// share `least` of all calls, in each of that many checks, except with the probability [`MISSED`].
 pub(super) fn calls_to_see(endpoints: usize, least: f64, checks: usize) -> usize {
-    // By the sum over all endpoints of the chance that it is missed, (1 - share)^calls.
+    // Bounded by the sum over all endpoints of the probability that one is missed, (1 -
+    // share)^calls.
     let chance = MISSED / (endpoints.max(1) * checks.max(1)) as f64;
     // A number that is too large becomes the largest; a share of 1 needs no calls.
     (chance.ln() / (-least).ln_1p()).ceil() as usize

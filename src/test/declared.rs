@@ -1,5 +1,5 @@
-//! What Services and EndpointSlices themselves say, without the proxy's own reading of
-//! them: what the proxy promises must follow from them as well.
+//! The contents of Services and EndpointSlices, independent of the proxy's own interpretation: the
+//! promises of the proxy must follow from them as well.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,22 +25,23 @@ pub(super) struct Objects {
 /// An address at which clients reach a ServicePort.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Frontend {
-    /// Which kind of address of the ServicePort it is.
+    /// The kind of that address.
     pub(super) kind: AddressKind,
     /// The address; `None`: those of the node.
     pub(super) ip: Option<IpAddr>,
-    /// The port there.
+    /// The port at that address.
     pub(super) port: u16,
 }
 
 /// An endpoint of a ServicePort. Several slices may have its address: while it moves from one to
-/// another, or while a pod that ends and a new pod share the address. Then the entry counts that
-/// says most for it, see [`EndpointState`].
+/// another, or while a pod that ends and a new pod share the address. The entry with the greatest
+/// state counts, see [`EndpointState`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Endpoint {
-    /// The nodes that it runs on by the entries that count: more than one if these differ.
+    /// The nodes on which it runs according to the entries that count: more than one if these
+    /// differ.
     pub(super) nodes: BTreeSet<Arc<str>>,
-    /// What these entries say of it.
+    /// The state in these entries.
     pub(super) state: EndpointState,
 }
 
@@ -51,7 +52,7 @@ pub(super) enum EndpointState {
     Closed,
     /// It is being shut down and still serves: it takes connections if no endpoint is ready.
     Ending,
-    /// It is being shut down and takes connections all the same.
+    /// It is being shut down but takes connections.
     ReadyAndEnding,
     /// It takes connections.
     Ready,
@@ -62,12 +63,12 @@ pub(super) enum EndpointState {
 pub(super) struct Declared {
     /// Service, port, protocol and IP family.
     pub(super) name: ServicePortName,
-    /// Where clients reach it.
+    /// The addresses at which clients reach it.
     pub(super) frontends: Vec<Frontend>,
     /// All endpoints of its slices by address, whether they take connections or not.
     pub(super) endpoints: BTreeMap<SocketAddr, Endpoint>,
     /// Whether readiness, nodes and policies alone decide which endpoints get connections:
-    /// neither hints nor weights leave some out.
+    /// neither hints nor weights exclude any.
     pub(super) is_plain: bool,
     /// Whether only some clients may reach its load-balancer IPs.
     pub(super) has_source_ranges: bool,
@@ -77,12 +78,12 @@ pub(super) struct Declared {
     pub(super) external: TrafficPolicy,
     /// Whether clients stay on their endpoint.
     pub(super) affinity: SessionAffinity,
-    /// What it requests under `tripod.proxy/`.
+    /// Its requests under `tripod.proxy/`.
     pub(super) preferences: Option<Arc<Preferences>>,
 }
 
 impl Objects {
-    /// Returns the objects that `events` contain.
+    /// Collects the objects in `events`.
     pub(super) fn new(events: Vec<Event>) -> Objects {
         let mut objects = Objects::default();
         for event in events {
@@ -96,8 +97,8 @@ impl Objects {
         objects
     }
 
-    /// Returns the node that is tried if none is requested: `own`, this machine's name, if
-    /// an object names it, else the first by name that an object names.
+    /// Returns the node to test if none is requested: `own`, this machine's name, if an object
+    /// names it, else the first by name that an object names.
     pub(super) fn node(&self, own: String) -> String {
         let endpoints = self.slices.iter().flat_map(|slice| &slice.endpoints);
         let of_endpoints = endpoints.filter_map(|endpoint| endpoint.node_name.as_deref());
@@ -168,7 +169,7 @@ impl Objects {
         found
     }
 
-    /// Returns the endpoints of `name`, and whether neither hints nor weights apply.
+    /// The endpoints of `name`, and whether neither hints nor weights apply.
     fn endpoints_of(&self, name: &ServicePortName) -> (BTreeMap<SocketAddr, Endpoint>, bool) {
         let mut found = BTreeMap::<SocketAddr, Endpoint>::new();
         let mut is_plain = self.nodes.iter().all(|node| node.weight.is_none());
@@ -198,7 +199,7 @@ impl Objects {
 }
 
 impl Endpoint {
-    /// Takes an entry of a slice into account.
+    /// Adds an entry of a slice.
     fn add(&mut self, entry: &SliceEndpoint) {
         let state = match (entry.ready, entry.terminating) {
             (true, false) => EndpointState::Ready,
@@ -223,7 +224,7 @@ impl Endpoint {
 
 impl Declared {
     /// Returns the endpoints that take new connections: those that are ready, or if there are none,
-    /// those that are being shut down and still serve; with `node`, only those there.
+    /// those that are being shut down and still serve; with `node`, only those on that node.
     pub(super) fn taking(&self, node: Option<&str>) -> Vec<SocketAddr> {
         let of = |is: fn(EndpointState) -> bool| -> Vec<SocketAddr> {
             let here = self.endpoints.iter().filter(|(_, endpoint)| {

@@ -1,4 +1,4 @@
-//! Judges whether what was seen is what is promised.
+//! Compares results with promises.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,11 +11,10 @@ use super::{
     report::Finding,
 };
 
-/// Most endpoints that are named in a row.
+/// Maximum number of endpoints that are named in a row.
 const NAMED: usize = 4;
 
-/// Returns the finding for calls with the results `seen`, made by the host with the
-/// address `caller`.
+/// Judges calls with the results `seen`, made by the host with the address `caller`.
 pub(super) fn judge(promise: &Promise, seen: &[Seen], caller: IpAddr) -> Finding {
     let (promised, fault) = match promise {
         Promise::Nothing(why) => {
@@ -36,7 +35,7 @@ pub(super) fn judge(promise: &Promise, seen: &[Seen], caller: IpAddr) -> Finding
     Finding::tried(promised, seen.join("; "), kept)
 }
 
-/// Returns the finding where the running Tripod and the objects disagree.
+/// Returns the finding that the running Tripod and the objects disagree.
 pub(super) fn disagreement(why: String) -> Finding {
     Finding::tried("-".to_owned(), why, false)
 }
@@ -70,7 +69,7 @@ impl Answers {
         words
     }
 
-    /// Returns what is not as promised; `None`: all is.
+    /// Returns the first deviation from the promise; `None`: there is none.
     fn fault(&self, seen: &[Seen], caller: IpAddr) -> Option<String> {
         let known: BTreeSet<String> = self.endpoints.iter().map(SocketAddr::to_string).collect();
         let mut answered = BTreeSet::new();
@@ -100,7 +99,7 @@ impl Answers {
     }
 }
 
-/// Returns what was seen, each result once.
+/// Summarizes the results, without duplicates.
 fn summary(seen: &[Seen]) -> String {
     let mut counts = BTreeMap::<(bool, String), usize>::new();
     for seen in seen {
@@ -126,7 +125,7 @@ fn summary(seen: &[Seen]) -> String {
     some(found.collect())
 }
 
-/// Returns the first [`NAMED`] of them, and how many more there are.
+/// Lists the first [`NAMED`] of them, and counts the others.
 fn some(all: Vec<String>) -> String {
     let more = all.len().saturating_sub(NAMED);
     let shown: Vec<String> = all.into_iter().take(NAMED).collect();

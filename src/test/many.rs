@@ -15,27 +15,27 @@ use super::call::{Seen, call};
 /// still busy connecting (`sock_owned_by_user` in `tcp_v6_err` of the kernel).
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// An answer later than this is one to a retransmitted SYN. Another endpoint may have
-/// been chosen for that, so it would hide one that does not answer.
+/// An answer later than this belongs to a retransmitted SYN. Another endpoint may have been chosen
+/// for that, which would hide one that does not answer.
 const LATE: Duration = Duration::from_millis(900);
 
-/// How often an unanswered datagram is sent, since no kernel retransmits it.
+/// How often an unanswered datagram is sent, because no kernel retransmits it.
 const DATAGRAMS: usize = 2;
 
-/// Which address is called, and how often.
+/// Calls of one address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Calls {
     /// Address and port.
     pub to: SocketAddr,
     /// The transport protocol.
     pub protocol: Protocol,
-    /// How many calls are made.
+    /// Number of calls.
     pub count: usize,
-    /// How many of them are under way at once.
+    /// Maximum number of simultaneous calls.
     pub at_once: usize,
 }
 
-/// Makes the calls. Returns the result of each, in no order.
+/// Makes the calls. Returns the result of each, in no particular order.
 pub async fn make(calls: Calls) -> Vec<Seen> {
     let mut under_way = JoinSet::new();
     let mut seen = Vec::with_capacity(calls.count);

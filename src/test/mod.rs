@@ -1,4 +1,4 @@
-//! `tripod test`: tries whether calls of Services reach what the mode promises.
+//! `tripod test`: checks whether calls of Services reach the endpoints that the mode promises.
 
 mod agent;
 mod call;
@@ -19,11 +19,11 @@ pub use self::server::serve;
 
 use crate::cli::{self, Place, Test};
 
-/// Exit status: nothing can be tried.
+/// Exit status: nothing can be tested.
 const UNABLE: u8 = 2;
 
-/// Tries what `asked` requests, and prints the report. Returns the exit status: 0; 1 if
-/// something is not as promised; 2 if nothing could be tried.
+/// Runs the requested test, and prints the report. Returns the exit status: 0; 1 if a promise is
+/// not kept; 2 if nothing could be tested.
 pub async fn test(asked: &Test) -> ExitCode {
     let report = match &asked.place {
         Place::Manifests(asked) => sandbox::run(asked).await,

@@ -6,7 +6,7 @@ use crate::{
     cli::Output,
 };
 
-/// Returns the report as it is printed.
+/// Formats the report.
 ///
 /// # Errors
 /// When it cannot be written in that format.

@@ -1,4 +1,4 @@
-//! What a mode promises for a call, as the running Tripod and the objects say.
+//! The promise of a mode for a call, according to the running Tripod and the objects.
 
 use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
@@ -11,12 +11,12 @@ use crate::{
     status_api::Explanation,
 };
 
-/// Where a call comes from.
+/// The origin of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Caller {
-    /// A pod of the node that is tried.
+    /// A pod of the tested node.
     Pod,
-    /// The node that is tried.
+    /// The tested node.
     Node,
     /// A host outside the cluster.
     Outside,
@@ -26,7 +26,7 @@ impl Caller {
     /// All of them.
     pub(super) const ALL: [Caller; 3] = [Caller::Pod, Caller::Node, Caller::Outside];
 
-    /// Returns the words for it.
+    /// The caller in words.
     pub(super) fn words(self) -> &'static str {
         match self {
             Caller::Pod => "a pod",
@@ -36,7 +36,7 @@ impl Caller {
     }
 }
 
-/// What a mode promises.
+/// The promised result of a call.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Promise {
     /// One of some endpoints answers.
@@ -45,7 +45,7 @@ pub(super) enum Promise {
     Refused,
     /// No answer comes, and no refusal.
     Silence,
-    /// Nothing is promised, or it cannot be tried; holds the reason.
+    /// Nothing is promised, or it cannot be tested; holds the reason.
     Nothing(String),
 }
 
@@ -54,9 +54,9 @@ pub(super) enum Promise {
 pub(super) struct Answers {
     /// The endpoints, sorted by address.
     pub(super) endpoints: Vec<SocketAddr>,
-    /// How many calls are made.
+    /// Number of calls to make.
     pub(super) calls: usize,
-    /// Whether each of the endpoints has to answer some of these calls.
+    /// Whether each of the endpoints must answer some of these calls.
     pub(super) every: bool,
     /// Whether one caller always gets the same one.
     pub(super) stays: bool,
@@ -66,34 +66,34 @@ pub(super) struct Answers {
 
 /// A call to one address of a ServicePort.
 pub(super) struct Call<'a> {
-    /// What the objects say of the ServicePort.
+    /// The ServicePort according to the objects.
     pub(super) port: &'a Declared,
-    /// Which kind of address of the ServicePort is called.
+    /// The kind of the called address.
     pub(super) kind: AddressKind,
-    /// Where it comes from.
+    /// The origin of the call.
     pub(super) caller: Caller,
-    /// The node that is tried.
+    /// The tested node.
     pub(super) node: &'a str,
     /// The mode that runs.
     pub(super) mode: ModeName,
-    /// How many checks are made like this one, each of which may miss an endpoint by chance.
+    /// Number of checks like this one, each of which may miss an endpoint by chance.
     pub(super) checks: usize,
 }
 
-/// Most calls for one promise; if that is too few to see every endpoint, [`SAMPLE`] calls
-/// are made, and only the promised endpoints may answer.
+/// Maximum number of calls for one promise; if that is too few to see every endpoint, [`SAMPLE`]
+/// calls are made, and only the promised endpoints may answer.
 const MOST: usize = 1000;
-/// Number of calls if shares are not known, or are too small.
+/// Number of calls if shares are unknown, or are too small.
 const SAMPLE: usize = 100;
-/// Number of calls of one caller that has to stay on its endpoint.
+/// Number of calls by one caller that must stay on its endpoint.
 const STAYING: usize = 12;
-/// Number of calls that have to be refused, or get no answer.
+/// Number of calls that must be refused, or get no answer.
 pub(super) const REFUSALS: usize = 2;
 /// A session affinity shorter than this may end during the test, so it counts as none.
 const SHORT: Duration = Duration::from_secs(30);
 
 impl Call<'_> {
-    /// Returns why the call is not tried, whatever is promised; `None`: it is.
+    /// Returns why the call is skipped, whatever is promised; `None`: it is made.
     pub(super) fn not_tried(&self) -> Option<String> {
         let preferences = self.port.preferences.as_deref();
         if self.port.is_of(Protocol::Sctp) {
@@ -112,10 +112,10 @@ impl Call<'_> {
         }
     }
 
-    /// Returns what the running Tripod promises by `explanation`.
+    /// Derives the promise of the running Tripod from its `explanation`.
     ///
     /// # Errors
-    /// How that differs from what follows from the objects.
+    /// When it contradicts the objects; the error has the difference.
     pub(super) fn promise(&self, explanation: &Explanation) -> Result<Promise, String> {
         let last = explanation.steps.last().cloned().unwrap_or_default();
         let name = self.port.name.to_string();
@@ -156,8 +156,8 @@ impl Call<'_> {
         }
     }
 
-    /// Returns whether the caller is outside, and a policy of Local leaves it no endpoint: IPVS sends
-    /// to endpoints on other nodes then, which answer the caller directly.
+    /// Returns whether the caller is outside, and a policy of Local leaves it no endpoint: IPVS
+    /// then sends to endpoints on other nodes, which answer the caller directly.
     fn falls_back(&self) -> bool {
         self.mode == ModeName::Ipvs
             && self.kind != AddressKind::ClusterIp
@@ -166,8 +166,8 @@ impl Call<'_> {
             && self.port.taking(Some(self.node)).is_empty()
     }
 
-    /// Returns what is promised where IPVS [falls back](Self::falls_back): the caller gets no
-    /// answer from the address that it called.
+    /// Returns the promise if IPVS [falls back](Self::falls_back): the caller gets no answer from
+    /// the address that it called.
     fn fallen_back(&self, candidates: &[SocketAddr]) -> Result<Promise, String> {
         let taking = self.port.taking(None);
         match candidates.iter().find(|one| !taking.contains(one)) {
@@ -176,7 +176,7 @@ impl Call<'_> {
         }
     }
 
-    /// Returns whether, by the objects, one of the `allowed` endpoints has to answer.
+    /// Returns whether, according to the objects, one of the `allowed` endpoints must answer.
     fn is_due(&self, allowed: &BTreeSet<SocketAddr>) -> bool {
         let is_guarded = self.kind == AddressKind::LoadBalancerIp && self.port.has_source_ranges;
         self.port.is_plain && !is_guarded && !allowed.is_empty()
@@ -187,7 +187,7 @@ impl Call<'_> {
     }
 
     /// Returns whether a policy of Local restricts such a call to endpoints on this node; `None`:
-    /// that depends on the mode, as for pods and the node where the external policy is Local.
+    /// that depends on the mode, as for pods and the node with an external policy of Local.
     fn stays_here(&self) -> Option<bool> {
         match (self.is_local(), self.kind, self.caller) {
             (false, ..) => Some(false),
@@ -196,7 +196,7 @@ impl Call<'_> {
         }
     }
 
-    /// Returns the endpoints that, by the objects, may get such a call.
+    /// Returns the endpoints that, according to the objects, may get such a call.
     fn allowed(&self) -> Vec<SocketAddr> {
         let here = || self.port.taking(Some(self.node));
         match self.stays_here() {
@@ -206,7 +206,7 @@ impl Call<'_> {
         }
     }
 
-    /// Returns an endpoint that, by the objects, has to be among `candidates` and is not.
+    /// Returns an endpoint that, according to the objects, must be among `candidates` but is not.
     fn missing(
         &self,
         candidates: &[SocketAddr],
@@ -252,8 +252,8 @@ fn takes_none(endpoint: SocketAddr) -> String {
     format!("Tripod sends to {endpoint}, which by the EndpointSlices takes no such connections")
 }
 
-/// Returns how many calls are needed to see each endpoint of these shares, in that many
-/// checks; `None`: too many.
+/// Computes the number of calls needed to see each endpoint with these shares, in that many checks;
+/// `None`: too many.
 fn calls(shares: &[f64], checks: usize) -> Option<usize> {
     let least = shares.iter().copied().fold(1.0, f64::min);
     if least >= 1.0 {
@@ -263,7 +263,7 @@ fn calls(shares: &[f64], checks: usize) -> Option<usize> {
     (calls <= MOST).then_some(calls)
 }
 
-/// Returns the addresses, separated by commas.
+/// Lists the addresses, separated by commas.
 pub(super) fn listed<'a>(addresses: impl IntoIterator<Item = &'a SocketAddr>) -> String {
     let addresses = addresses.into_iter().map(SocketAddr::to_string);
     addresses.collect::<Vec<_>>().join(", ")

@@ -1,4 +1,4 @@
-//! What was tried, and the results.
+//! The report of a test.
 
 use std::process::ExitCode;
 
@@ -14,11 +14,11 @@ use crate::status_api::VERSION;
 pub struct Report {
     api_version: &'static str,
     kind: &'static str,
-    /// The mode that was tried.
+    /// The tested mode.
     mode: String,
-    /// What the reader should know about the whole test.
+    /// Notes about the whole test.
     notes: Vec<String>,
-    /// Why parts of the folder cannot be used, so that they were not tried.
+    /// Why parts of the folder cannot be used, so that they were not tested.
     faults: Vec<String>,
     passed: usize,
     failed: usize,
@@ -26,19 +26,19 @@ pub struct Report {
     checks: Vec<Check>,
 }
 
-/// One thing that a mode promises, and what was seen.
+/// One promise of a mode, and its result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Check {
-    /// What is tried, such as `node port`.
+    /// The name of the check, such as `node port`.
     pub name: String,
     /// `namespace/name:port` of the ServicePort.
     pub service_port: String,
-    /// Address and port that was called.
+    /// The called address and port.
     pub to: String,
     /// `TCP`, `UDP` or `SCTP`.
     pub protocol: String,
-    /// Who called, such as `a pod of this node`.
+    /// The caller, such as `a pod of this node`.
     pub from: String,
     /// Result of the check.
     #[serde(flatten)]
@@ -46,7 +46,7 @@ pub struct Check {
 }
 
 impl Check {
-    /// Returns the row of what this node tries over TCP.
+    /// Makes a row for calls of this node over TCP.
     pub fn of_node(name: &str, service_port: String, to: String, finding: Finding) -> Check {
         Check {
             name: name.to_owned(),
@@ -59,20 +59,20 @@ impl Check {
     }
 }
 
-/// What is promised, what was seen, and whether they agree.
+/// The promise, the result, and whether they agree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Finding {
-    /// What the mode promises.
+    /// The promise of the mode.
     pub promised: String,
-    /// What was seen; if nothing was tried, why.
+    /// The result; if nothing was tested, the reason.
     pub seen: String,
     /// Whether the two agree.
     pub outcome: Outcome,
 }
 
 impl Finding {
-    /// Returns the finding for a promise that was tried, and kept or not.
+    /// The finding for a promise that was tested, and kept or not.
     pub fn tried(promised: String, seen: String, kept: bool) -> Finding {
         Finding {
             promised,
@@ -85,7 +85,7 @@ impl Finding {
         }
     }
 
-    /// Returns the finding for something that cannot be tried, or of which nothing is promised.
+    /// The finding if nothing can be tested, or nothing is promised.
     pub fn skipped(why: String) -> Finding {
         Finding {
             promised: "-".to_owned(),
@@ -103,12 +103,12 @@ pub enum Outcome {
     Passed,
     /// At least one call did not, or none was made.
     Failed,
-    /// It could not be tried here.
+    /// It could not be tested here.
     Skipped,
 }
 
 impl Report {
-    /// Returns the report on a mode.
+    /// Makes the report on a mode.
     pub fn new(mode: impl ToString, checks: Vec<Check>) -> Report {
         let count = |outcome| {
             checks
@@ -129,18 +129,18 @@ impl Report {
         }
     }
 
-    /// Returns the report with these notes.
+    /// Adds notes.
     pub fn with_notes(self, notes: Vec<String>) -> Report {
         Report { notes, ..self }
     }
 
-    /// Returns the report of a folder with these faults.
+    /// Adds the faults of the folder.
     pub fn with_faults(self, faults: Vec<String>) -> Report {
         Report { faults, ..self }
     }
 
-    /// Returns the exit status: 0 if every promise that was tried was kept, 1 if one was not, or
-    /// the folder has faults, 2 if none could be tried.
+    /// The exit status: 0 if every tested promise was kept, 1 if one was not, or the folder has
+    /// faults, 2 if none could be tested.
     pub fn status(&self) -> ExitCode {
         match (self.passed, self.failed, self.faults.is_empty()) {
             (0, 0, _) => ExitCode::from(UNABLE),
@@ -165,7 +165,7 @@ impl Report {
         &self.checks
     }
 
-    /// Returns the sentence at the end of the report.
+    /// Writes the last sentence of the report.
     pub(super) fn summary(&self) -> String {
         let Report {
             passed,

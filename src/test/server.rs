@@ -1,4 +1,4 @@
-//! `tripod test-server`: what runs in the pods that `tripod test` makes.
+//! `tripod test-server`: the program in the pods of `tripod test`.
 
 use std::{
     io,
@@ -17,8 +17,8 @@ use super::{
 };
 use crate::cli::TestServer;
 
-/// Answers calls until it is asked to end. Returns the status to exit with: 0, or 1 where
-/// a port cannot be opened.
+/// Answers calls until it is told to exit. Returns the exit status: 0, or 1 if a port cannot be
+/// opened.
 pub async fn serve(asked: &TestServer) -> ExitCode {
     match run(asked).await {
         Ok(()) => ExitCode::SUCCESS,
@@ -35,7 +35,7 @@ async fn run(asked: &TestServer) -> Result<(), String> {
     let (agent, _) = open(asked.agent_port)
         .await
         .map_err(explain(asked.agent_port))?;
-    // The first process of a container ends by a signal only where it handles it.
+    // The first process of a container ends on a signal only if it handles it.
     let mut ends = signal(SignalKind::terminate()).map_err(|error| error.to_string())?;
     let listening = async {
         tokio::select! {
@@ -50,7 +50,7 @@ async fn run(asked: &TestServer) -> Result<(), String> {
     }
 }
 
-/// Opens a port over TCP and UDP, for both IP families where there are both.
+/// Opens a port over TCP and UDP, for both IP families if there are two.
 async fn open(port: u16) -> io::Result<(TcpListener, UdpSocket)> {
     let both: SocketAddr = (Ipv6Addr::UNSPECIFIED, port).into();
     match TcpListener::bind(both).await {

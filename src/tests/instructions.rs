@@ -1,10 +1,9 @@
-//! How many instructions the pure parts take, counted by callgrind (valgrind) and
-//! compared with `benches/instructions.csv`.
+//! Counts the instructions of the pure parts with callgrind (valgrind), and compares them with
+//! `benches/instructions.csv`.
 //!
-//! What is counted are tests of other modules, whose names end with what they do: the
-//! part of each that runs inside [`counted`]. They are built as all tests are, without
-//! optimization: one more pass, allocation or copy shows there as well, what only the
-//! optimizer does not.
+//! The counted code is in tests of other modules, whose names end with their action: the part of
+//! each that runs inside [`counted`]. They are built like all tests, without optimization: an
+//! additional pass, allocation or copy shows there as well; effects of the optimizer do not.
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +22,7 @@ use crate::services::{
     service_ports::{endpoint, endpoints, service_port},
 };
 
-/// The tests that are counted.
+/// The counted tests.
 const COUNTED: [&str; 9] = [
     "services::tracker::tests::instructions::fold_first",
     "services::tracker::tests::instructions::fold_changes",
@@ -36,21 +35,21 @@ const COUNTED: [&str; 9] = [
     "modes::userspace::tests::instructions::changes",
 ];
 
-/// By how much more a count may differ from the recorded one.
+/// Maximum relative difference between a count and the recorded one.
 const TOLERANCE: f64 = 0.05;
 
-/// Services that a counted test begins with, and changes that it makes one by one.
+/// Number of Services with which a counted test begins, and of changes that it makes one by one.
 pub const SERVICES: u32 = 100;
 pub const CHANGES: u32 = 50;
 
-/// How often what uses hash tables is done, each time with tables of its own: every table
-/// has a seed, made of addresses, and which entries collide, and when a table grows, differs
-/// from build to build, by up to 8 % of the instructions. In the sum it does not show.
+/// How often operations on hash tables are repeated, each time with new tables: every table has a
+/// seed, derived from addresses; so colliding entries, and the moment when a table grows, differ
+/// from build to build, by up to 8 % of the instructions. The sum evens that out.
 pub const REPEATED: usize = 8;
 
-/// How often a test is counted at most before its instructions are too many: one seed is
-/// the same for all tables of a process (foldhash's `GlobalSeed`), and with one in ten or so
-/// keys that follow each other collide so often that it shows in the sum, too.
+/// Maximum number of counts of a test before its instructions are too many: one seed is the same
+/// for all tables of a process (foldhash's `GlobalSeed`), and with about one in ten, consecutive
+/// keys collide so often that it shows in the sum, too.
 const ATTEMPTS: usize = 5;
 
 /// Runs `body`, whose instructions count. Not inlined, so that callgrind finds it.
@@ -59,8 +58,8 @@ pub fn counted<T>(body: impl FnOnce() -> T) -> T {
     black_box(body())
 }
 
-/// Returns the ServicePort of that number with five endpoints; `version` says where one
-/// of them is.
+/// Returns the ServicePort of that number with five endpoints; `version` changes the address of one
+/// of them.
 pub fn service(number: u32, version: u32) -> Arc<ServicePort> {
     let address = |network: u8, number: u32| {
         let [.., high, low] = number.to_be_bytes();
@@ -83,7 +82,7 @@ fn recorded() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/instructions.csv")
 }
 
-/// Returns the compiler and the counts that are recorded.
+/// Returns the recorded compiler and counts.
 fn read() -> (String, BTreeMap<String, u64>) {
     let text = fs::read_to_string(recorded()).unwrap_or_default();
     let mut lines = text.lines();
@@ -102,8 +101,8 @@ fn compiler() -> String {
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
-/// Counts one of the tests until it takes no more than `most` instructions, each time with
-/// other seeds. Returns the least count.
+/// Counts a test, each time with other seeds, until it takes no more than `most` instructions.
+/// Returns the least count.
 fn least(test: &str, most: f64) -> u64 {
     let mut least = u64::MAX;
     for attempt in 0..ATTEMPTS {
@@ -115,8 +114,8 @@ fn least(test: &str, most: f64) -> u64 {
     least
 }
 
-/// Runs one of the tests in callgrind. Returns its instructions. The size of its thread's
-/// stack, which differs by `attempt`, moves the addresses that seeds are made of.
+/// Runs a test in callgrind. Returns its instructions. The size of its thread's stack, which
+/// differs by `attempt`, moves the addresses from which seeds are derived.
 fn count(test: &str, attempt: usize) -> u64 {
     let stack = (2 << 20) + attempt * (256 << 10);
     let file = std::env::temp_dir().join(format!("tripod-{}-{test}", std::process::id()));
@@ -126,7 +125,7 @@ fn count(test: &str, attempt: usize) -> u64 {
         .arg("--toggle-collect=*instructions::counted*")
         .arg(format!("--callgrind-out-file={}", file.display()))
         .arg(own)
-        // With one thread alone the test would run on the process's first one.
+        // With only one thread the test would run on the first thread of the process.
         .args(["--exact", test, "--test-threads=2"])
         .env("RUST_MIN_STACK", stack.to_string())
         .output()
@@ -144,7 +143,7 @@ fn count(test: &str, attempt: usize) -> u64 {
         .unwrap_or_else(|| panic!("{test}: nothing was counted"))
 }
 
-/// `TRIPOD_INSTRUCTIONS=write` records what is counted instead (`make instructions`).
+/// `TRIPOD_INSTRUCTIONS=write` records the counts instead (`make instructions`).
 #[test]
 fn instructions_are_as_many_as_recorded() {
     if Command::new("valgrind").arg("--version").output().is_err() {

@@ -4,8 +4,8 @@ use serde_json::json;
 
 use crate::services::{Event, Names, Service, Tracker, service_ports::service_name};
 
-/// Returns a Service of this name in namespace default, created in that year of the 21st century,
-/// or without a time of creation.
+/// A Service of this name in namespace default, created in that year of the 21st century, or
+/// without a time of creation.
 fn service(name: &str, year: Option<u32>, spec: &str) -> Event {
     let created = year.map(|year| format!("20{year:02}-01-01T00:00:00Z"));
     let mut spec: serde_json::Value = serde_saphyr::from_str(spec).expect("yaml");
@@ -22,8 +22,7 @@ fn service(name: &str, year: Option<u32>, spec: &str) -> Event {
     Event::Service(Arc::new(reduced.object))
 }
 
-/// Returns all conflicts, each after the name of the Service that does not get
-/// the address.
+/// Returns all conflicts, each after the name of the Service that does not get the address.
 fn conflicts(tracker: &Tracker) -> BTreeSet<String> {
     let ports = tracker.map().iter();
     ports
@@ -40,8 +39,7 @@ fn conflicts(tracker: &Tracker) -> BTreeSet<String> {
         .collect()
 }
 
-/// What is tested; the Services `a` and `b`, each with its year and spec; the
-/// conflicts.
+/// A description of the case; the Services `a` and `b`, each with its year and spec; the conflicts.
 type Case = (
     &'static str,
     [(Option<u32>, String); 2],
@@ -50,7 +48,7 @@ type Case = (
 
 const A: &str = "{clusterIP: 10.0.0.1, ports: [{port: 80}]}";
 
-/// Returns the spec of `b` with further fields.
+/// Builds the spec of `b` with further fields.
 fn b(more: &str) -> String {
     format!("{{clusterIP: 10.0.0.2, ports: [{{port: 80}}]{more}}}")
 }
@@ -64,15 +62,15 @@ fn node_port(ip: &str, port: u16) -> String {
     format!("{{type: NodePort, clusterIP: {ip}, ports: [{{port: 80, nodePort: {port}}}]}}")
 }
 
-/// Returns the spec of a Service with an external IP that the node has, too.
+/// Builds the spec of a Service with an external IP that the node has, too.
 fn at_node(port: u16) -> String {
     format!(
         "{{clusterIP: 10.0.0.2, ports: [{{port: {port}}}], externalIPs: [192.0.2.1, 192.0.2.2]}}"
     )
 }
 
-/// Checks the conflicts of each case on a node with the address 192.0.2.1,
-/// whichever Service comes first.
+/// Checks the conflicts of each case on a node with the address 192.0.2.1, in both orders of the
+/// Services.
 fn check<const N: usize>(cases: [Case; N]) {
     for (what, services, expected) in cases {
         let events: Vec<Event> = services
@@ -92,7 +90,7 @@ fn check<const N: usize>(cases: [Case; N]) {
     }
 }
 
-/// A cluster IP is its Service's, whoever names it.
+/// A cluster IP belongs to its Service, whoever else names it.
 #[test]
 fn cluster_ips_go_first() {
     let (old, new) = (Some(20), Some(24));
@@ -293,8 +291,8 @@ fn node_ports_and_addresses_of_the_node() {
     ]);
 }
 
-/// The Service that waits is served the moment the owner goes, and not before:
-/// no client is without an answer meanwhile.
+/// The waiting Service is served at the moment when the owner is deleted, and not before: no client
+/// is left without an answer in between.
 #[test]
 fn a_cluster_ip_goes_over_to_the_next_service() {
     let spec = "{clusterIP: 10.0.0.1, ports: [{port: 80}]}";

@@ -1,4 +1,4 @@
-//! Makes the calls of what is tried, and reports their results.
+//! Makes the calls of each test case, and reports their results.
 
 use std::{
     collections::BTreeSet,
@@ -22,12 +22,12 @@ use crate::ask;
 /// Time between one attempt and the next.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Number of calls that show from which address a caller comes.
+/// Number of calls that show the address of a caller.
 const FEW: usize = 4;
 
-/// Carries out one try after the other. One whose result is not as promised is repeated
-/// until `settled`, as often as there is time for, since the running Tripod shows a change
-/// before it is in force, and then once more, since a packet may get lost.
+/// Runs one test case after the other. If a result is not as promised, the case is repeated until
+/// `settled`, as often as time allows, since the running Tripod shows a change before it is
+/// applied, and then once more, since a packet may get lost.
 pub async fn each(tries: &[Try], namespace: &str, socket: &Path, settled: Instant) -> Vec<Check> {
     let mut checks = Vec::new();
     for tried in tries {
@@ -60,7 +60,7 @@ async fn one(tried: &Try, namespace: &str, socket: &Path, settled: Instant) -> V
     }
 }
 
-/// Returns why there is nothing to try at an address of this node; `None`: it is tried.
+/// Returns why there is nothing to call at an address of this node; `None`: there is.
 async fn not_served(tried: &Try, socket: &Path) -> Option<String> {
     if !tried.at_node {
         return None;
@@ -72,7 +72,7 @@ async fn not_served(tried: &Try, socket: &Path) -> Option<String> {
         None => ask::explanation_from_node(socket, tried.to, protocol).await,
     };
     match explained {
-        // What is sent to a loopback address stays on this node, which refuses it.
+        // Packets to a loopback address stay on this node, which refuses them.
         Ok(explained)
             if explained.verdict == "notServed"
                 || tried.to.ip().is_loopback() && explained.verdict == "refused" =>
@@ -85,8 +85,8 @@ async fn not_served(tried: &Try, socket: &Path) -> Option<String> {
     }
 }
 
-/// Returns why the caller does not count as one from outside, if the promise needs that.
-/// Its own node may replace its address, so the addresses that servers see are looked up.
+/// Returns why the caller does not count as an outside one, if the promise requires that. Its own
+/// node may replace its address, so the addresses that servers see are looked up.
 async fn not_outside(tried: &Try, socket: &Path) -> Option<String> {
     if !tried.from_outside {
         return None;
@@ -130,7 +130,7 @@ async fn calls(tried: &Try, calls: Calls) -> Result<Vec<Seen>, String> {
     }
 }
 
-/// Returns the row of the calls, and the row of the addresses that servers saw.
+/// Builds the row for the calls, and the row for the addresses that servers saw.
 fn judged(tried: &Try, namespace: &str, seen: &[Seen]) -> Vec<Check> {
     let mut checks = vec![row(tried, namespace, tried.promise.judge(seen))];
     let client = tried.client.as_ref();
@@ -142,7 +142,7 @@ fn judged(tried: &Try, namespace: &str, seen: &[Seen]) -> Vec<Check> {
     checks
 }
 
-/// Returns whether an address is this node's: no other can be bound.
+/// Returns whether an address belongs to this node: no other can be bound.
 fn is_own(ip: IpAddr) -> bool {
     UdpSocket::bind(SocketAddr::new(ip, 0)).is_ok()
 }

@@ -1,4 +1,4 @@
-//! Takes an endpoint away while connections are open.
+//! Removes an endpoint while connections are open.
 
 use std::{
     net::SocketAddr,
@@ -21,7 +21,7 @@ use super::{
     tries,
 };
 
-/// The server that is removed from the Services, and goes on running.
+/// The server that is removed from the Services, but continues to run.
 const LEAVES: &str = "here-2";
 
 const LEFT: &str = "an endpoint is removed";
@@ -36,7 +36,7 @@ struct Open {
     failed: usize,
 }
 
-/// Removes an endpoint, and tries what is promised then.
+/// Removes an endpoint, and checks the promises for that case.
 pub async fn try_change(
     kubernetes: &Kubernetes,
     run: &Run,
@@ -70,7 +70,7 @@ pub async fn try_change(
     checks
 }
 
-/// Opens enough connections from this node that the endpoint that leaves has some.
+/// Opens enough connections from this node that the endpoint to be removed has some.
 async fn open(stage: &Stage) -> Vec<Open> {
     let mut all = Vec::new();
     let service = stage.service(Kind::ClusterIp);
@@ -93,7 +93,7 @@ async fn open(stage: &Stage) -> Vec<Open> {
     all
 }
 
-/// Asks over the connections that are open.
+/// Asks over the open connections.
 async fn finish(stage: &Stage, run: &Run, open: Open) -> Check {
     let mut seen = Vec::new();
     for stream in open.streams {
@@ -109,7 +109,7 @@ async fn finish(stage: &Stage, run: &Run, open: Open) -> Check {
     )
 }
 
-/// Judges whether the connections went on, including those to the endpoint that left.
+/// Judges whether the connections continued, including those to the removed endpoint.
 fn judge(seen: &[Seen], not_opened: usize) -> Finding {
     let answered = answered(seen);
     let total: usize = answered.values().sum();
@@ -121,7 +121,7 @@ fn judge(seen: &[Seen], not_opened: usize) -> Finding {
     }
     let outcome = match () {
         () if lost > 0 || not_opened > 0 || seen.is_empty() => Outcome::Failed,
-        // The scheduler did not choose that endpoint, so nothing is known.
+        // The scheduler did not choose that endpoint, so nothing is known about it.
         () if left == 0 => Outcome::Skipped,
         () => Outcome::Passed,
     };

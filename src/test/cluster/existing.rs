@@ -1,5 +1,5 @@
-//! Calls Services that exist already, from this node, and compares the results with what
-//! the running Tripod says.
+//! Calls existing Services from this node, and compares the results with the answers of the running
+//! Tripod.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
@@ -15,7 +15,7 @@ use crate::{
     status_api::{Address, Explanation, ServicePort},
 };
 
-/// Connections that are made to each address.
+/// Number of connections to each address.
 const CONNECTIONS: usize = 10;
 
 /// How long opening a connection may take.
@@ -61,8 +61,8 @@ async fn one(port: &ServicePort, address: &Address, socket: &Path) -> Check {
     }
 }
 
-/// Returns where the ServicePort is called. A node port is called at the address from
-/// which this node calls others.
+/// Returns the address at which the ServicePort is called. A node port is called at the address
+/// from which this node calls others.
 fn destination(port: &ServicePort, address: &Address) -> Result<SocketAddr, &'static str> {
     let ip = match &address.ip {
         Some(ip) => ip.parse().ok(),
@@ -73,7 +73,7 @@ fn destination(port: &ServicePort, address: &Address) -> Result<SocketAddr, &'st
 }
 
 fn node_ip(family: &str) -> Option<IpAddr> {
-    // Addresses for documentation (RFC 5737, RFC 3849). Nothing is sent.
+    // Addresses for documentation (RFC 5737, RFC 3849). No packet is sent.
     let (any, documentation): (IpAddr, IpAddr) = if family == "IPv4" {
         (
             Ipv4Addr::UNSPECIFIED.into(),

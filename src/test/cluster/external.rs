@@ -1,4 +1,4 @@
-//! What is tried of external IPs and load-balancer IPs; pure.
+//! Test cases for external IPs and load-balancer IPs; pure.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -15,13 +15,13 @@ use crate::config::ModeName;
 /// The name of the check of a load balancer.
 pub const BALANCER: &str = "load-balancer IP";
 
-/// The name of the check of who may call a load balancer.
+/// The name of the check of a load balancer's source ranges.
 pub const RANGES: &str = "loadBalancerSourceRanges";
 
 /// The name of the check of an external IP.
 pub const EXTERNAL: &str = "external IP";
 
-/// Returns what is tried of `service` at `ip`, which is not an address of a node.
+/// Returns the test cases for `service` at `ip`, which is not an address of a node.
 pub fn tries(stage: &Stage, service: &TestService, ip: IpAddr) -> Vec<Try> {
     let to = SocketAddr::new(ip, SERVICE_PORT);
     match service.kind {
@@ -49,8 +49,8 @@ fn open(
     each.collect()
 }
 
-/// Returns calls of a load balancer. Its policy of Local is for callers outside the
-/// cluster; in ipvs mode one virtual server serves all callers.
+/// Returns calls of a load balancer. Its policy of Local applies to callers outside the cluster; in
+/// ipvs mode one virtual server serves all callers.
 fn of_balancer(stage: &Stage, service: &TestService, to: SocketAddr) -> Vec<Try> {
     let reach = match stage.mode {
         ModeName::Ipvs => Reach::Node,
@@ -69,8 +69,8 @@ fn of_balancer(stage: &Stage, service: &TestService, to: SocketAddr) -> Vec<Try>
 }
 
 /// Returns calls of a load balancer with source ranges, which contain the addresses of the
-/// pod that is no endpoint. Waiting for an answer that does not come takes seconds, so for
-/// each protocol only one of the callers that are kept out tries it.
+/// pod that is no endpoint. Waiting in vain for an answer takes seconds, so for each protocol only
+/// one of the excluded callers tries it.
 fn guarded(stage: &Stage, service: &TestService, to: SocketAddr) -> Vec<Try> {
     let pods = callers(stage).into_iter();
     let let_in: Vec<Caller> = pods.filter(|caller| caller.agent.is_some()).collect();

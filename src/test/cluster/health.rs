@@ -31,8 +31,8 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// Longest answer that is read, in bytes.
 const LONGEST: u64 = 1 << 16;
 
-/// Asks at this node's address of each IP family, and again until `settled` while the
-/// answer is not as promised.
+/// Asks at this node's address of each IP family, repeatedly until `settled` while the answer is
+/// not as promised.
 pub async fn check(stage: &Stage, run: &Run, socket: &Path, settled: Instant) -> Vec<Check> {
     let Some(service) = stage.service(Kind::LoadBalancer) else {
         return Vec::new();
@@ -56,13 +56,13 @@ pub async fn check(stage: &Stage, run: &Run, socket: &Path, settled: Instant) ->
     checks
 }
 
-/// Returns how many endpoints of the load balancer's Service are on this node.
+/// Counts the endpoints of the load balancer's Service on this node.
 fn here(stage: &Stage, node: IpAddr) -> usize {
     let servers = stage.servers(Kind::LoadBalancer, node, Reach::Node);
     servers.len()
 }
 
-/// Returns why nothing answers there; `None`: something does.
+/// Returns why nothing answers at that address; `None`: something does.
 async fn not_served(to: SocketAddr, socket: &Path) -> Option<String> {
     let protocol = Protocol::Tcp.name();
     match ask::explanation_from_node(socket, to, protocol).await {

@@ -30,7 +30,7 @@ use crate::api_client::{Access, Connection, RequestMetrics};
 /// The DaemonSet whose image the pods get, as `deploy/` and kubeadm name it.
 const DAEMON_SET: [&str; 2] = ["kube-system", "kube-proxy"];
 
-/// Number of Nodes on a page of a list: with their images, some have 50 kB.
+/// Number of Nodes on a page of a list: some have 50 kB, because they list their images.
 const NODES: u32 = 100;
 
 /// Longest kubeconfig from standard input, in bytes.
@@ -73,7 +73,7 @@ impl Failure {
         }
     }
 
-    /// Returns whether there is no such object.
+    /// Returns whether the object does not exist.
     pub fn is_absent(&self) -> bool {
         self.code == Some(404)
     }
@@ -103,7 +103,7 @@ impl Kubernetes {
     /// kubectl would use.
     ///
     /// # Errors
-    /// Says which file is missing, or what is wrong in it.
+    /// Says which file is missing, or what is wrong with it.
     pub async fn open(kubeconfig: Option<PathBuf>) -> Result<Kubernetes, String> {
         let mut input = None;
         let given = match kubeconfig {
@@ -151,7 +151,7 @@ impl Kubernetes {
             .map_err(|error| Failure::new("create", "namespaces", "", &error))
     }
 
-    /// Creates an object in a namespace. Returns it as it is stored.
+    /// Creates an object in a namespace. Returns it as stored.
     ///
     /// # Errors
     /// Says why it was not created.
@@ -198,7 +198,7 @@ impl Kubernetes {
     }
 
     /// Gives a Service addresses of a load balancer, as a controller would. Returns it as
-    /// it is stored.
+    /// stored.
     ///
     /// # Errors
     /// Says why they were not stored.
@@ -217,7 +217,7 @@ impl Kubernetes {
         done.map_err(|error| Failure::new("patch", "services/status", &within(namespace), &error))
     }
 
-    /// Returns the nodes of the cluster.
+    /// Lists the nodes of the cluster.
     ///
     /// # Errors
     /// Says why they could not be listed.
@@ -236,10 +236,10 @@ impl Kubernetes {
         }
     }
 
-    /// Returns the image of the DaemonSet that Tripod usually runs as.
+    /// Reads the image of the DaemonSet as which Tripod usually runs.
     ///
     /// # Errors
-    /// Says why it is not known.
+    /// When it is unknown; the error has the reason.
     pub async fn image(&self) -> Result<String, String> {
         let [namespace, name] = DAEMON_SET;
         let api = Api::<DaemonSet>::namespaced(self.client().await, namespace);
@@ -257,7 +257,7 @@ impl Kubernetes {
         })
     }
 
-    /// Deletes an object; if it does not exist, that is no error.
+    /// Deletes an object; a missing one is no error.
     ///
     /// # Errors
     /// Says why it was not deleted.

@@ -1,5 +1,5 @@
-//! Tries the Tripod that runs on this node of a cluster: with pods and Services made for
-//! it, or with Services that exist already.
+//! Tests the Tripod that runs on this node of a cluster: with pods and Services made for the test,
+//! or with existing Services.
 
 mod carry_out;
 mod change;
@@ -44,17 +44,17 @@ use crate::{
     status_api::Status,
 };
 
-/// How long it may take until what the running Tripod shows is in force, given a
+/// How long it may take until the state that the running Tripod shows is applied, with a
 /// `minSyncPeriod` of some seconds, and a sync of a large cluster.
 const SETTLES: Duration = Duration::from_secs(10);
 
-/// How long removing everything may take.
+/// Time limit for removing everything.
 const CLEANED_WITHIN: Duration = Duration::from_secs(30);
 
-/// Tries what `asked` requests. Returns the report.
+/// Runs the requested test. Returns the report.
 ///
 /// # Errors
-/// Says why nothing can be tried.
+/// Says why nothing can be tested.
 pub async fn test(asked: &Cluster) -> Result<Report, String> {
     let running = ask::status_of(&asked.socket).await?;
     if !asked.services.is_empty() {
@@ -82,7 +82,7 @@ pub async fn test(asked: &Cluster) -> Result<Report, String> {
     done
 }
 
-/// Returns where objects will be, and what they are called.
+/// Chooses the namespace and the names of the objects.
 async fn run(asked: &Cluster, kubernetes: &Kubernetes, token: &str) -> Result<Run, String> {
     let mut id = random()?;
     id.truncate(8);
@@ -102,7 +102,7 @@ async fn run(asked: &Cluster, kubernetes: &Kubernetes, token: &str) -> Result<Ru
     })
 }
 
-/// Returns the addresses of the Services that the running proxy serves.
+/// Asks for the addresses of the Services that the running proxy serves.
 async fn taken(asked: &Cluster) -> Result<BTreeSet<IpAddr>, String> {
     let served = ask::service_ports(&asked.socket, None, None).await?;
     let addresses = served.iter().flat_map(|port| &port.addresses);
@@ -110,7 +110,7 @@ async fn taken(asked: &Cluster) -> Result<BTreeSet<IpAddr>, String> {
     Ok(ips.collect())
 }
 
-/// Returns 32 hexadecimal digits that nobody can guess.
+/// Returns 32 random hexadecimal digits that nobody can guess.
 fn random() -> Result<String, String> {
     let mut bytes = [0; 16];
     let read = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
@@ -147,7 +147,7 @@ async fn try_all(
     Ok(Report::new(stage.mode, checks))
 }
 
-/// Returns the row that says why nothing was tried across nodes; `None`: it was.
+/// Returns the row that says why nothing was tested across nodes; `None`: it was.
 fn alone(stage: &Stage, run: &Run) -> Option<Check> {
     let why = stage.alone.clone()?;
     Some(Check {
@@ -160,8 +160,7 @@ fn alone(stage: &Stage, run: &Run) -> Option<Check> {
     })
 }
 
-/// Returns the rows that say what was not tried of Services that a cluster may refuse, or that a
-/// mode may not support.
+/// Returns the rows for skipped Services that a cluster may refuse, or that a mode may not support.
 fn not_made(stage: &Stage, run: &Run) -> Vec<Check> {
     let each = stage.not_made.iter().map(|(kind, why)| Check {
         name: match kind {
@@ -181,7 +180,7 @@ fn not_made(stage: &Stage, run: &Run) -> Vec<Check> {
     each.collect()
 }
 
-/// Removes everything that was made, whatever the results; reports what remains.
+/// Removes everything that was created, whatever the results; reports leftovers.
 async fn remove(kubernetes: &Kubernetes, run: &Run, made: &Made) {
     let until = Instant::now() + CLEANED_WITHIN;
     for object in made.all() {

@@ -7,21 +7,21 @@ use std::{
 
 use ipnet::IpNet;
 
-/// Addresses that external IPs and load-balancer IPs are taken from.
+/// Addresses for external IPs and load-balancer IPs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct External {
-    /// The addresses of this run, from each network that has some left.
+    /// The addresses of this run, from each network with free ones.
     chosen: Vec<[IpAddr; PLACES]>,
-    /// Networks in which each address that a run could take belongs to a Service.
+    /// Networks in which each address available to a run belongs to a Service.
     used_up: Vec<IpNet>,
 }
 
-/// Addresses that a run takes from each network.
+/// Number of addresses that a run takes from each network.
 const PLACES: usize = 3;
 
 impl External {
-    /// Returns addresses of each network that are not `taken`. Runs with other numbers,
-    /// which may run at the same time, mostly get others.
+    /// Chooses addresses from each network that are not `taken`. Runs with other numbers, which may
+    /// run at the same time, usually get others.
     pub fn choose(networks: &[IpNet], number: u32, taken: &BTreeSet<IpAddr>) -> External {
         let mut external = External {
             chosen: Vec::new(),
@@ -36,7 +36,7 @@ impl External {
         external
     }
 
-    /// Returns one address of each network that has some left, for one of three Services.
+    /// Returns one address of each network with free ones, for one of three Services.
     pub fn addresses(&self, place: usize) -> Vec<IpAddr> {
         let chosen = self.chosen.iter();
         chosen
@@ -44,7 +44,7 @@ impl External {
             .collect()
     }
 
-    /// Returns why some networks have no addresses left; `None`: all have some.
+    /// Returns why some networks have no free addresses; `None`: all have some.
     pub fn lacking(&self) -> Option<String> {
         let used_up: Vec<_> = self.used_up.iter().map(IpNet::to_string).collect();
         (!used_up.is_empty()).then(|| {
@@ -57,14 +57,13 @@ impl External {
     }
 }
 
-/// Returns adjacent addresses of a network, none of which is `taken`; `None`: there are
-/// none.
+/// Chooses adjacent addresses of a network, none of which is `taken`; `None`: there are none.
 fn choose(network: IpNet, number: u32, taken: &BTreeSet<IpAddr>) -> Option<[IpAddr; PLACES]> {
     let host_bits = network.max_prefix_len() - network.prefix_len();
     let size = 1_u128.checked_shl(host_bits.into()).unwrap_or(u128::MAX);
     // Neither the first nor the last address is used; the last may be a broadcast address.
     let groups = (size.saturating_sub(2) / PLACES as u128).max(1);
-    // Each taken address spoils one group at most.
+    // Each taken address excludes at most one group.
     let tries = groups.min(taken.len() as u128 + 1);
     let mut groups = (0..tries).map(|further| (u128::from(number) + further) % groups);
     groups.find_map(|group| {
@@ -117,7 +116,7 @@ mod tests {
     fn addresses_of_services_are_left_alone() {
         let networks: [IpNet; 2] = ["192.0.2.8/29", "2001:db8::/64"].map(|n| n.parse().unwrap());
         let taken = |all: &[&str]| all.iter().map(|ip| ip.parse().unwrap()).collect();
-        // Of 192.0.2.9 to .14 a run takes the first three or the last three.
+        // From 192.0.2.9 to .14 a run takes the first three or the last three.
         for number in [0, 1] {
             let some = External::choose(&networks, number, &taken(&["192.0.2.14", "2001:db8::1"]));
             assert_eq!(some.addresses(0)[0].to_string(), "192.0.2.9");

@@ -1,4 +1,4 @@
-//! The objects that a test makes: a namespace, pods and Services.
+//! The objects that a test creates: a namespace, pods and Services.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -17,42 +17,41 @@ use net::Protocol;
 
 use super::networks::External;
 
-/// Where the servers answer, over TCP and UDP.
+/// Port of the servers, over TCP and UDP.
 pub const PORT: u16 = 8080;
 
-/// Where the agents make calls.
+/// Port of the agents, which make calls.
 pub const AGENT_PORT: u16 = 8081;
 
-/// Where the Services are called.
+/// Port of the Services.
 pub const SERVICE_PORT: u16 = 80;
 
-/// How long pods last at most, in seconds, if nobody deletes them: the tester may be
-/// killed.
+/// Maximum lifetime of pods, in seconds, if nobody deletes them: the tester may be killed.
 const LIFETIME: i64 = 1800;
 
-/// User and group of the pods, which have to be given in case the image names none:
-/// `nobody` on most systems.
+/// User and group of the pods, which must be given in case the image names none: `nobody` on most
+/// systems.
 const NOBODY: i64 = 65534;
 
-/// The value of `app.kubernetes.io/name` of all that is made.
+/// The value of `app.kubernetes.io/name` of all created objects.
 const APP: &str = "tripod-test";
 
-/// The label that says which Services a pod is for.
+/// The label by which Services select a pod.
 pub const ROLE: &str = "tripod-test-role";
 
-/// The label with the name that a pod answers with.
+/// The label with the name in a pod's answers.
 const NAME: &str = "tripod-test-pod";
 
 /// The value of [`ROLE`] of endpoints.
 const SERVER: &str = "server";
 
-/// The value of [`ROLE`] of a pod that is for no Service.
+/// The value of [`ROLE`] of a pod that no Service selects.
 pub const NO_ROLE: &str = "none";
 
-/// One run of a test: where its objects are, and how they are distinguished from others.
+/// One run of a test: the namespace of its objects, and their distinction from others.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// Makes names of this run different from those of others.
+    /// Distinguishes the names of this run from those of others.
     pub id: String,
     /// The namespace of pods and Services.
     pub namespace: String,
@@ -71,15 +70,15 @@ pub struct Run {
 /// A pod of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodPlan {
-    /// The name that it answers with.
+    /// The name in its answers.
     pub name: &'static str,
-    /// The node that it is to run on.
+    /// The node on which it runs.
     pub node: String,
     /// Whether it is an endpoint of the Services.
     pub serves: bool,
 }
 
-/// What a Service is made for.
+/// The purpose of a Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A cluster IP.
@@ -125,7 +124,7 @@ impl Kind {
         Kind::SourceRanges,
     ];
 
-    /// Returns the name of its Service.
+    /// The name of its Service.
     pub fn name(self) -> &'static str {
         match self {
             Kind::ClusterIp => "cluster-ip",
@@ -158,13 +157,13 @@ impl Kind {
         self.place().is_some()
     }
 
-    /// Returns whether clusters may refuse its Service, also because the API server does not
+    /// Returns whether clusters may refuse its Service, for example because the API server does not
     /// know a field.
     pub fn may_be_refused(self) -> bool {
         self.is_external() || self == Kind::SameNode
     }
 
-    /// Returns which of a run's addresses its Service has, if any.
+    /// The index of its Service's address among those of a run, if it has one.
     fn place(self) -> Option<usize> {
         match self {
             Kind::ExternalIp => Some(0),
@@ -197,7 +196,7 @@ pub const SINGLE: &str = "here-1";
 pub const PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
 
 impl Run {
-    /// Returns the name of an object in the namespace.
+    /// The name of an object in the namespace.
     pub fn named(&self, name: &str) -> String {
         if self.is_own {
             name.to_owned()
@@ -218,7 +217,7 @@ impl Run {
         ])
     }
 
-    /// Returns the namespace that the run creates.
+    /// Builds the namespace that the run creates.
     pub fn namespace(&self) -> Namespace {
         let mut labels = self.labels();
         // Pod Security admission refuses pods that do not meet that standard.
@@ -234,7 +233,7 @@ impl Run {
         }
     }
 
-    /// Returns a pod.
+    /// Builds a pod.
     pub fn pod(&self, plan: &PodPlan) -> Pod {
         let mut labels = self.labels();
         let role = if plan.serves { SERVER } else { NO_ROLE };
@@ -329,14 +328,14 @@ impl Run {
         }
     }
 
-    /// Returns the addresses of a Service that are from outside the cluster's networks.
+    /// The addresses of a Service from outside the cluster's networks.
     pub fn external_addresses(&self, kind: Kind) -> Vec<IpAddr> {
         let place = kind.place();
         place.map_or_else(Vec::new, |place| self.external.addresses(place))
     }
 
-    /// Returns a Service, of both IP families if the cluster has both, with source ranges
-    /// for the addresses in `let_in`.
+    /// Builds a Service, of both IP families if the cluster has both, with source ranges for the
+    /// addresses in `let_in`.
     pub fn service(&self, kind: Kind, let_in: &[IpAddr]) -> Service {
         let local = || Some("Local".to_owned());
         let of_run = ("app.kubernetes.io/instance", &*self.id);
@@ -446,7 +445,7 @@ mod tests {
         assert_eq!(settings.job, Job::TestServer(expected));
     }
 
-    /// What `k8s.io/pod-security-admission` requires of pods under `restricted`.
+    /// Checks the requirements of `k8s.io/pod-security-admission` for pods under `restricted`.
     #[test]
     fn pods_are_within_the_restricted_standard() {
         let pod = serde_json::to_value(run().pod(&plan())).unwrap();

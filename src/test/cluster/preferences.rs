@@ -1,5 +1,5 @@
-//! What is tried of Services that request a choice of endpoints, and of others for which
-//! the result depends on what the cluster and the mode support; pure.
+//! Test cases for Services that request a choice of endpoints, and for others whose results depend
+//! on the features of the cluster and the mode; pure.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -16,13 +16,13 @@ use crate::{config::ModeName, status_api::ServicePort};
 /// The name of the check that endpoints on the caller's node are preferred.
 pub const SAME_NODE: &str = "trafficDistribution PreferSameNode";
 
-/// The name of the check of a Service with a scheduler of its own.
+/// The name of the check of a Service that names a scheduler.
 pub const SOURCE_HASH: &str = "scheduler sh";
 
 /// The name of the check of node ports at loopback addresses.
 const LOCALHOST: &str = "node port on localhost";
 
-/// Returns what is tried of `service` at its cluster IP.
+/// Returns the test cases for `service` at its cluster IP.
 pub fn tries(stage: &Stage, service: &TestService, ip: IpAddr) -> Vec<Try> {
     let (name, promise) = match service.kind {
         Kind::SameNode => (SAME_NODE, every(stage, service, ip, Reach::Node)),
@@ -39,9 +39,9 @@ pub fn tries(stage: &Stage, service: &TestService, ip: IpAddr) -> Vec<Try> {
     each.collect()
 }
 
-/// Returns what is tried of the node ports of `service` at the loopback address of the family of
-/// `ip`, which only this node can call. In ipvs and nftables mode sockets of Tripod relay what
-/// arrives there, TCP only; in iptables mode rules translate it.
+/// Returns the test cases for the node ports of `service` at the loopback address of the family of
+/// `ip`, which only this node can call. In ipvs and nftables mode sockets of Tripod relay
+/// connections to it, TCP only; in iptables mode rules translate it.
 pub fn at_localhost(stage: &Stage, service: &TestService, ip: IpAddr) -> Vec<Try> {
     if service.kind != Kind::NodePort {
         return Vec::new();
@@ -66,8 +66,8 @@ pub fn at_localhost(stage: &Stage, service: &TestService, ip: IpAddr) -> Vec<Try
     each.collect()
 }
 
-/// Returns why `kind` is not tried, if the running Tripod, which has these `ports` of its
-/// Service, does not have what the Service requests.
+/// Returns why `kind` is skipped, if the running Tripod, which has these `ports` of its Service,
+/// does not support the Service's request.
 pub fn why_not(stage: &Stage, kind: Kind, ports: &[&ServicePort]) -> Option<String> {
     match kind {
         Kind::SameNode => {

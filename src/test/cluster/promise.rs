@@ -1,4 +1,4 @@
-//! What is promised of calls, and whether what was seen matches it; pure.
+//! Promises about calls, and the comparison with their results; pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,13 +14,13 @@ use super::super::{
 /// Names of servers.
 pub type Servers = BTreeSet<String>;
 
-/// What is promised of one caller's calls of one address.
+/// The promise about one caller's calls of one address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Promise {
     /// Each of these servers answers some calls, and no other answers any.
     Every(Servers),
-    /// Only these servers answer; not all of them need to, as the scheduler does not
-    /// choose at random.
+    /// Only these servers answer; not all of them need to, because the scheduler does not choose at
+    /// random.
     Only(Servers),
     /// One of these servers answers all calls.
     SameOne(Servers),
@@ -32,12 +32,12 @@ pub enum Promise {
     Silent,
 }
 
-/// Calls made in addition to those needed: two UDP calls may have the same port and then
-/// count as one.
+/// Number of calls in addition to those needed: two UDP calls may have the same port and then count
+/// as one.
 const MORE: usize = 3;
 
 impl Promise {
-    /// Returns how many calls are needed to judge the promise.
+    /// Returns the number of calls needed to judge the promise.
     pub fn calls(&self) -> usize {
         match self {
             Promise::Every(servers) => calls_for(servers.len()),
@@ -61,7 +61,7 @@ impl Promise {
         }
     }
 
-    /// Judges whether what was seen matches the promise.
+    /// Judges whether the results match the promise.
     pub fn judge(&self, seen: &[Seen]) -> Finding {
         let answered = answered(seen);
         let names: Servers = answered.keys().map(|name| (*name).to_owned()).collect();
@@ -84,14 +84,14 @@ impl Promise {
     }
 }
 
-/// Returns how many calls are needed to see each of `servers` servers with equal shares.
+/// Computes the number of calls needed to see each of `servers` servers with equal shares.
 fn calls_for(servers: usize) -> usize {
     let share = 1.0 / servers.max(1) as f64;
     chance::calls_to_see(servers, share, 1).max(1) + MORE
 }
 
-/// Returns after how many calls the chance that all of them met the same one of `servers`
-/// servers is less than [`chance::MISSED`].
+/// Computes the number of calls after which the probability that all of them reached the same one
+/// of `servers` servers is less than [`chance::MISSED`].
 fn calls_until_same(servers: usize) -> usize {
     let shares = servers.max(2) as f64;
     let same = |calls: usize| shares.powf(1.0 - calls as f64);
@@ -99,7 +99,7 @@ fn calls_until_same(servers: usize) -> usize {
     enough.unwrap_or(1)
 }
 
-/// Returns how many calls each server answered.
+/// Counts the calls that each server answered.
 pub fn answered(seen: &[Seen]) -> BTreeMap<&str, usize> {
     let mut counts = BTreeMap::new();
     for seen in seen {
@@ -110,7 +110,7 @@ pub fn answered(seen: &[Seen]) -> BTreeMap<&str, usize> {
     counts
 }
 
-/// Returns the results of the calls, in words.
+/// Summarizes the results of the calls in words.
 fn summary(seen: &[Seen]) -> String {
     let mut parts: Vec<String> = answered(seen)
         .into_iter()
@@ -135,12 +135,12 @@ fn summary(seen: &[Seen]) -> String {
     format!("of {} calls: {}", seen.len(), parts.join(", "))
 }
 
-/// What is promised of the client address that servers see.
+/// The promise about the client address that servers see.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientPromise {
     /// The addresses that the caller has.
     pub addresses: Vec<IpAddr>,
-    /// Whether `--masquerade-all` would have servers see the node instead.
+    /// Whether servers would see the node instead with `--masquerade-all`.
     pub may_be_masqueraded: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Makes the pods and Services, and waits until they can be called.
+//! Creates the pods and Services, and waits until they can be called.
 
 use std::{
     collections::BTreeSet,
@@ -22,7 +22,7 @@ use crate::{
     status_api::{ServicePort, Status},
 };
 
-/// Time between two checks for what is still missing.
+/// Time between two checks for missing objects.
 const AGAIN: Duration = Duration::from_millis(250);
 
 /// Objects that were created, or may have been.
@@ -46,18 +46,18 @@ impl Made {
     }
 }
 
-/// Where the running Tripod is asked, and how long setting up may take.
+/// The socket of the running Tripod, and the time limit for setting up.
 pub struct Patience<'a> {
     /// The unix socket of the running Tripod.
     pub socket: &'a Path,
-    /// How long one thing is waited for.
+    /// Time limit for each step.
     pub timeout: Duration,
 }
 
 /// Creates everything, and waits until it is ready.
 ///
 /// # Errors
-/// Says what could not be created, or what is not ready in time.
+/// Says what could not be created, or was not ready in time.
 pub async fn set_up(
     kubernetes: &Kubernetes,
     run: &Run,
@@ -121,8 +121,7 @@ pub async fn set_up(
     Ok(stage)
 }
 
-/// Leaves out Services that request something which the running Tripod, with these `ports`,
-/// does not have.
+/// Leaves out Services whose requests the running Tripod, with these `ports`, does not support.
 fn leave_out(stage: &mut Stage, ports: &[ServicePort]) {
     let mut left_out = Vec::new();
     for service in &stage.services {
@@ -174,7 +173,7 @@ async fn create_pod(
     }
 }
 
-/// A Service that was created, and what it lacks.
+/// A created Service, and the reason if it is missing or incomplete.
 struct MadeService {
     /// `None`: the cluster refuses such a Service.
     service: Option<TestService>,
@@ -182,7 +181,7 @@ struct MadeService {
     without: Option<(Kind, String)>,
 }
 
-/// Creates a Service; its source ranges, if any, let in `let_in`.
+/// Creates a Service; its source ranges, if any, admit `let_in`.
 async fn create_service(
     kubernetes: &Kubernetes,
     run: &Run,
@@ -294,7 +293,7 @@ fn not_ready(name: &str, node: &str, pod: Option<&Pod>) -> String {
 /// are pods for it. Returns the ServicePorts.
 ///
 /// # Errors
-/// When Tripod does not answer, or still lacks some of them at `until`, and which.
+/// When Tripod does not answer, or still lacks some ServicePorts at `until`; the error names them.
 pub async fn in_force(
     stage: &Stage,
     run: &Run,
@@ -322,7 +321,7 @@ pub async fn in_force(
     }
 }
 
-/// Returns descriptions of the ServicePorts that are missing, or have other endpoints.
+/// Describes the ServicePorts that are missing, or have other endpoints.
 fn missing(stage: &Stage, ports: &[ServicePort]) -> BTreeSet<String> {
     let mut missing = BTreeSet::new();
     for service in &stage.services {

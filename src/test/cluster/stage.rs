@@ -1,4 +1,4 @@
-//! What a test created, as known once it is ready.
+//! The objects that a test created, once they are ready.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -17,27 +17,27 @@ use crate::{config::ModeName, status_api::ServicePort};
 pub struct Stage {
     /// The mode that runs.
     pub mode: ModeName,
-    /// Capabilities that the mode works without.
+    /// Features that the mode lacks on this kernel.
     pub lost: Vec<String>,
     /// The name of this node.
     pub node: String,
-    /// The pods that were created and are ready; one that left is still among them.
+    /// The pods that were created and are ready, including one that was removed from the Services.
     pub pods: Vec<TestPod>,
     /// The Services that were created, one for each kind.
     pub services: Vec<TestService>,
     /// Why there is no pod on another node; `None`: there is one.
     pub alone: Option<String>,
-    /// What does not exist or is not tried, and why, of Services that a cluster may refuse or a
-    /// mode may not support.
+    /// Services that a cluster may refuse or a mode may not support and that are missing or
+    /// skipped, each with the reason.
     pub not_made: Vec<(Kind, String)>,
     /// The token of this run.
     pub token: String,
 }
 
-/// A pod that runs.
+/// A running pod.
 #[derive(Clone, Debug)]
 pub struct TestPod {
-    /// What was requested.
+    /// The request.
     pub plan: PodPlan,
     /// Its addresses, of each IP family of the cluster.
     pub ips: Vec<IpAddr>,
@@ -45,10 +45,10 @@ pub struct TestPod {
     pub host_ips: Vec<IpAddr>,
 }
 
-/// A Service, with the addresses that it got.
+/// A Service, with its assigned addresses.
 #[derive(Clone, Debug)]
 pub struct TestService {
-    /// What it is made for.
+    /// Its purpose.
     pub kind: Kind,
     /// Its name in the namespace of the run.
     pub name: String,
@@ -58,14 +58,14 @@ pub struct TestService {
     pub node_ports: Vec<(Protocol, u16)>,
     /// Its external IPs or load-balancer IPs, of the IP families that it has.
     pub external: Vec<IpAddr>,
-    /// Health-check node port, at which nodes answer whether they have endpoints of the Service;
+    /// Health-check node port, at which nodes tell whether they have endpoints of the Service;
     /// `None`: it has none.
     pub health_check: Option<u16>,
     /// The scheduler that chooses among its endpoints, as the running Tripod reports it.
     pub scheduler: String,
 }
 
-/// Where the endpoints are that a call may reach.
+/// The location of the endpoints that a call may reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
     /// On any node.
@@ -80,8 +80,7 @@ impl Stage {
         pod.plan.node == self.node
     }
 
-    /// Returns the names of a Service's endpoints within `reach`, of the IP family of
-    /// `ip`.
+    /// The names of a Service's endpoints within `reach`, of the IP family of `ip`.
     pub fn servers(&self, kind: Kind, ip: IpAddr, reach: Reach) -> Servers {
         let pods = self.pods.iter();
         let serving = pods.filter(|pod| pod.plan.serves && kind.has(pod.plan.name));
@@ -100,14 +99,14 @@ impl Stage {
         self.services.iter().find(|service| service.kind == kind)
     }
 
-    /// Returns this node's address of the IP family of `ip`, as the kubelet has it.
+    /// Returns this node's address of the IP family of `ip`, as the kubelet reports it.
     pub fn node_ip(&self, ip: IpAddr) -> Option<IpAddr> {
         let here = self.pods.iter().find(|pod| self.is_here(pod))?;
         let mut addresses = here.host_ips.iter().copied();
         addresses.find(|own| own.is_ipv4() == ip.is_ipv4())
     }
 
-    /// Returns how to reach a pod's agent.
+    /// Returns the access to a pod's agent.
     pub fn agent(&self, pod: &TestPod) -> Option<Agent> {
         Some(Agent {
             address: SocketAddr::new(*pod.ips.first()?, AGENT_PORT),
@@ -179,7 +178,7 @@ impl TestService {
     }
 }
 
-/// Returns the texts that can be parsed as addresses, each once.
+/// Parses the texts that are addresses, without duplicates.
 fn addresses<'a>(texts: impl Iterator<Item = &'a String>) -> Vec<IpAddr> {
     let mut found = Vec::new();
     for ip in texts.filter_map(|text| text.parse().ok()) {
@@ -190,7 +189,7 @@ fn addresses<'a>(texts: impl Iterator<Item = &'a String>) -> Vec<IpAddr> {
     found
 }
 
-/// Returns a node other than `this` that accepts pods.
+/// Finds a node other than `this` that accepts pods.
 ///
 /// # Errors
 /// When there is none, and why.

@@ -1,4 +1,4 @@
-//! What one thing that is tried consists of: who calls, which address, and what is promised.
+//! Test cases: the caller, the address, and the promise.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,17 +10,17 @@ use super::{
     stage::{Reach, Stage, TestPod, TestService},
 };
 
-/// Calls at once, where their order does not matter.
+/// Number of simultaneous calls whose order does not matter.
 pub const AT_ONCE: usize = 16;
 
-/// Schedulers that give each endpoint a share of calls made one by one; others may choose
-/// one endpoint for all calls of a caller.
+/// Schedulers that give each endpoint a share of consecutive calls; others may choose one endpoint
+/// for all calls of a caller.
 const SPREADING: [&str; 3] = ["random", "rr", "wrr"];
 
 /// Calls of one address by one caller.
 #[derive(Clone, Debug)]
 pub struct Try {
-    /// What is tried.
+    /// The name of the check.
     pub name: String,
     /// The name of the Service that is called.
     pub service: String,
@@ -30,11 +30,11 @@ pub struct Try {
     pub protocol: Protocol,
     /// Whether it is a node port of this node, which `--nodeport-addresses` may leave out.
     pub at_node: bool,
-    /// Where the calls come from.
+    /// The caller.
     pub caller: Caller,
-    /// What is promised.
+    /// The promise.
     pub promise: Promise,
-    /// The client address that servers are promised to see; `None`: nothing is promised about it.
+    /// The promised client address that servers see; `None`: nothing is promised about it.
     pub client: Option<ClientPromise>,
     /// How many calls are made at once.
     pub at_once: usize,
@@ -46,11 +46,11 @@ pub struct Try {
 /// This node, or a pod that makes calls for the tester.
 #[derive(Clone, Debug)]
 pub struct Caller {
-    /// How rows of the report name it.
+    /// The caller's description in the report.
     pub words: String,
     /// The pod; `None`: this node.
     pub agent: Option<Agent>,
-    /// Its addresses, as servers may see them; empty for the node, whose are not known.
+    /// Its addresses, as servers may see them; empty for the node, whose addresses are unknown.
     pub ips: Vec<IpAddr>,
 }
 
@@ -63,7 +63,8 @@ impl Caller {
 }
 
 impl Try {
-    /// Returns calls of a Service's address, with nothing promised about the client address.
+    /// Makes a test case that calls a Service's address, without a promise about the client
+    /// address.
     pub fn new(
         name: &str,
         service: &TestService,
@@ -85,7 +86,7 @@ impl Try {
         }
     }
 
-    /// Returns the calls that it needs.
+    /// Returns the calls that it makes.
     pub fn calls(&self) -> Calls {
         Calls {
             to: self.to,
@@ -96,9 +97,9 @@ impl Try {
     }
 }
 
-/// How rows name the server that is on this node.
+/// The description of the server that is on this node.
 pub const ITSELF: &str = "its endpoint here-1";
-/// How rows name the pod of another node.
+/// The description of the pod on another node.
 pub const ELSEWHERE: &str = "a pod of another node";
 
 /// Returns this node as a caller.
@@ -120,14 +121,14 @@ pub fn pod(stage: &Stage, name: &str, words: &str) -> Option<Caller> {
     })
 }
 
-/// Returns this node, and a pod of it that is no endpoint.
+/// Returns this node, and a pod on it that is no endpoint, as callers.
 pub fn callers(stage: &Stage) -> Vec<Caller> {
     let client = pod(stage, "client", "a pod of this node");
     [Some(this_node()), client].into_iter().flatten().collect()
 }
 
-/// Returns the pod of another node as a caller; `None`: there is none. Its node may masquerade what
-/// the pod sends to this one.
+/// Finds the pod on another node as a caller; `None`: there is none. Its node may masquerade the
+/// pod's packets to this one.
 pub fn elsewhere(stage: &Stage) -> Option<Caller> {
     let is_elsewhere = |pod: &&TestPod| !stage.is_here(pod);
     let found = stage.pods.iter().find(is_elsewhere)?;
@@ -136,7 +137,7 @@ pub fn elsewhere(stage: &Stage) -> Option<Caller> {
     Some(caller)
 }
 
-/// Returns the promise that each endpoint within `reach` is reached, if calls are spread.
+/// Promises that each endpoint within `reach` is reached, if the scheduler spreads calls.
 pub fn every(stage: &Stage, service: &TestService, ip: IpAddr, reach: Reach) -> Promise {
     let servers = stage.servers(service.kind, ip, reach);
     let spreads = SPREADING.contains(&&*service.scheduler) && !lacks(stage, BY_PORT);
@@ -147,7 +148,7 @@ pub fn every(stage: &Stage, service: &TestService, ip: IpAddr, reach: Reach) -> 
     }
 }
 
-/// Returns the promise that callers are refused, if this kernel can refuse.
+/// Promises that callers are refused, if this kernel can refuse.
 pub fn refused(stage: &Stage) -> Promise {
     if lacks(stage, NO_REFUSAL) {
         Promise::RefusedOrSilent
@@ -156,14 +157,14 @@ pub fn refused(stage: &Stage) -> Promise {
     }
 }
 
-/// In the words of `modes::verdict`: what happens to callers that cannot be refused ...
+/// In the words of `modes::verdict`: the fate of callers that cannot be refused ...
 pub const NO_REFUSAL: &str = "time out";
 
-/// ... and to calls for which no random number can be drawn: a client uses consecutive
+/// ... and the choice of endpoints if no random number can be drawn: a client uses consecutive
 /// ports, so many calls may reach the same endpoint.
 pub const BY_PORT: &str = "hash of the client's port";
 
-/// Returns whether the mode lacks something, with this effect.
+/// Returns whether the mode lacks a feature, with this effect.
 fn lacks(stage: &Stage, effect: &str) -> bool {
     let mode = format!("{} mode ", stage.mode);
     let mut lost = stage.lost.iter();

@@ -1,4 +1,4 @@
-//! What is tried in the running mode: the promises of `docs/conformance.md`; pure.
+//! Test cases for the running mode, from the promises of `docs/conformance.md`; pure.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::config::ModeName;
 
-/// Returns all that is tried while the endpoints stay as they are.
+/// Returns all test cases for the time while the endpoints do not change.
 pub fn all(stage: &Stage) -> Vec<Try> {
     let mut tries = Vec::new();
     for service in &stage.services {
@@ -33,7 +33,7 @@ pub fn all(stage: &Stage) -> Vec<Try> {
     tries
 }
 
-/// Returns what is tried of a Service whose endpoint was removed.
+/// Returns the test cases for a Service whose endpoint was removed.
 pub fn after_change(stage: &Stage) -> Vec<Try> {
     let service = stage.service(Kind::ClusterIp);
     let each = service.into_iter().flat_map(|service| {
@@ -74,8 +74,8 @@ fn of_cluster_ip(stage: &Stage, service: &TestService, ip: IpAddr) -> Vec<Try> {
     for caller in callers(stage) {
         for protocol in PROTOCOLS {
             let is_node = caller.agent.is_none();
-            // A program of this node gets EPERM from its own kernel if a rule refuses its
-            // datagram, and does not learn that it was refused.
+            // A program on this node gets EPERM from its own kernel if a rule refuses its datagram,
+            // and does not learn that it was refused.
             if service.kind == Kind::Empty && is_node && protocol == Protocol::Udp {
                 continue;
             }
@@ -87,7 +87,7 @@ fn of_cluster_ip(stage: &Stage, service: &TestService, ip: IpAddr) -> Vec<Try> {
                 });
             tries.push(Try {
                 client,
-                // The second call must find what the first one left.
+                // The second call must find the state that the first one left.
                 at_once: if service.kind == Kind::Affinity {
                     1
                 } else {
@@ -100,7 +100,7 @@ fn of_cluster_ip(stage: &Stage, service: &TestService, ip: IpAddr) -> Vec<Try> {
     tries
 }
 
-/// Returns what is tried of the Service whose only endpoint calls itself through it.
+/// Returns the test cases for the Service whose only endpoint calls itself through it.
 fn hairpin(stage: &Stage, service: &TestService, to: SocketAddr) -> Vec<Try> {
     let caller = pod(stage, SINGLE, ITSELF);
     let servers = stage.servers(service.kind, to.ip(), Reach::Cluster);

@@ -33,26 +33,26 @@ use crate::{
     },
 };
 
-/// How long an answer, or a refusal, may take.
+/// Time limit for an answer, or a refusal.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// How long no answer may come where silence is promised.
+/// Time without an answer after which a promised silence counts as kept.
 const SILENCE: Duration = Duration::from_secs(1);
-/// Most calls under way at once.
+/// Maximum number of simultaneous calls.
 const CALLS: usize = 128;
-/// Most calls at once for which silence is promised: they cost only the wait.
+/// Maximum number of simultaneous calls with promised silence: they cost only the wait.
 const SILENT: usize = 256;
-/// Number of unanswered calls after which others have to be answered within [`SILENCE`]:
-/// what does not work at all is reported soon.
+/// Number of unanswered calls after which others must be answered within [`SILENCE`], so that a
+/// total failure is reported soon.
 const UNANSWERED: usize = 4;
-/// Most questions to Tripod at once; it allows few connections.
+/// Maximum number of simultaneous questions to Tripod, which allows few connections.
 const QUESTIONS: usize = 8;
-/// Most calls at once for one promise.
+/// Maximum number of simultaneous calls for one promise.
 const AT_ONCE: usize = 8;
-/// Largest number of checks with which each makes all its calls. With more, calls end once
-/// every endpoint has answered.
+/// Maximum number of checks that make all their calls. If there are more, calls end once every
+/// endpoint has answered.
 pub(super) const THOROUGH: usize = 1000;
 
-/// What a call waits for.
+/// The event for which a call waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wait {
     /// An answer, or to be refused.
@@ -61,15 +61,15 @@ enum Wait {
     Silence,
 }
 
-/// What is needed to try a ServicePort.
+/// Everything needed to test a ServicePort.
 pub(super) struct Attempts {
     network: Network,
     subnets: Subnets,
     mode: ModeName,
     node: String,
-    /// How many checks there are.
+    /// Number of checks.
     checks: usize,
-    /// Number of calls that should have been answered, and were not.
+    /// Number of calls that should have been answered but were not.
     unanswered: AtomicUsize,
     turns: Semaphore,
     silent_turns: Semaphore,
@@ -77,8 +77,8 @@ pub(super) struct Attempts {
 }
 
 impl Attempts {
-    /// Tries `ports` in `network`, where Tripod runs in `mode` as `node`. Returns a check for
-    /// each address and caller, sorted by ServicePort.
+    /// Tests `ports` in `network`, where Tripod runs in `mode` as `node`. Returns a check for each
+    /// address and caller, sorted by ServicePort.
     pub(super) async fn run(
         network: Network,
         subnets: Subnets,
@@ -107,8 +107,8 @@ impl Attempts {
         done.into_iter().flat_map(|(_, checks)| checks).collect()
     }
 
-    /// Tries ServicePort `port`, one check after the other: with session affinity,
-    /// earlier calls matter.
+    /// Tests ServicePort `port`, one check after the other, because with session affinity earlier
+    /// calls matter.
     async fn port(&self, port: &Declared) -> Vec<Check> {
         let mut checks = Vec::new();
         for (frontend, caller) in pairs(port) {
@@ -169,7 +169,7 @@ impl Attempts {
         judge(&promise, &seen, from)
     }
 
-    /// Returns what the running Tripod promises, unless the objects contradict it.
+    /// Returns the promise of the running Tripod, unless the objects contradict it.
     async fn promise(
         &self,
         call: &Call<'_>,
@@ -189,8 +189,8 @@ impl Attempts {
         to: SocketAddr,
         protocol: Protocol,
     ) -> Vec<Seen> {
-        // Calls made at once might all be the first of their client, before it has an endpoint
-        // to stay on.
+        // Simultaneous calls might all be the first of their client, before it has an endpoint to
+        // stay on.
         let mut seen = vec![self.call(caller, to, protocol, Wait::Answer).await];
         let is_answer = |seen: &Seen| matches!(seen, Seen::Answer { .. });
         while seen.len() < answers.calls && seen.iter().all(is_answer) {
@@ -245,7 +245,7 @@ impl Attempts {
         seen
     }
 
-    /// Returns the address that `caller` calls from.
+    /// Returns the source address of calls by `caller`.
     fn address(&self, caller: Caller, family: Family) -> IpAddr {
         let net = match caller {
             Caller::Pod => self.subnets.other_end(Link::Caller, family),
@@ -261,7 +261,7 @@ impl Attempts {
     }
 }
 
-/// Returns what is tried of `port`: each address with each caller that has a route to it.
+/// Returns the test cases for `port`: each address with each caller that has a route to it.
 fn pairs(port: &Declared) -> impl Iterator<Item = (Frontend, Caller)> {
     let of = |frontend: &Frontend| {
         let frontend = *frontend;

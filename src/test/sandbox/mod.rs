@@ -1,5 +1,5 @@
-//! Tries a folder of manifests in network namespaces of this process: nothing of the host
-//! is changed, and nothing is left when the process ends.
+//! Tests a folder of manifests in network namespaces of this process: nothing of the host is
+//! changed, and nothing is left when the process ends.
 
 mod attempts;
 mod network;
@@ -28,8 +28,8 @@ use crate::{
     status_api::Status, watch,
 };
 
-/// Tries what `asked` names. This process must have one thread; it is in other namespaces
-/// afterwards.
+/// Runs the test that `asked` describes. This process must have only one thread, which is in other
+/// namespaces afterwards.
 ///
 /// # Errors
 /// Why nothing could be tried.
@@ -47,7 +47,7 @@ pub(super) async fn run(asked: &FolderTest) -> Result<Report, String> {
                  kernel.apparmor_restrict_unprivileged_userns=0, as far as these settings exist"
             )
         })?;
-    // Each server needs open files; with too few, whatever needs one reports that.
+    // Each server needs open files; if there are too few, the failing operation reports that.
     open_files::raise_limit();
     let (batch, faults) = watch::manifests::read(&folder).await;
     let objects = Objects::new(batch.events);
@@ -94,7 +94,7 @@ pub(super) async fn run(asked: &FolderTest) -> Result<Report, String> {
         .with_faults(faults))
 }
 
-/// Returns the mode that runs.
+/// Returns the running mode.
 ///
 /// # Errors
 /// When a different one was requested in `asked`.
@@ -112,7 +112,7 @@ fn mode(status: &Status, asked: Option<ModeName>) -> Result<ModeName, String> {
     }
 }
 
-/// Returns what the reader should know about the whole test.
+/// Returns notes about the whole test.
 fn notes(status: &Status, node: &str) -> Vec<String> {
     let mut notes = vec![format!("node {node}")];
     let passed_over = status.mode.passed_over.iter();
@@ -134,14 +134,14 @@ fn cluster_ips(ports: &[Declared]) -> Vec<IpAddr> {
     frontends.filter_map(|frontend| frontend.ip).collect()
 }
 
-/// Where servers are to listen.
+/// The addresses of servers.
 #[derive(Debug, Default)]
 struct Servers {
     here: BTreeSet<At>,
     elsewhere: BTreeSet<At>,
 }
 
-/// Returns which addresses are behind the node's links, and where servers listen there.
+/// Returns the addresses behind the node's links, and those at which servers listen.
 fn behind(ports: &[Declared], node: &str) -> (Behind, Servers) {
     let is_here: BTreeSet<IpAddr> = ports
         .iter()

@@ -24,9 +24,8 @@ use super::subnets::{Link, Subnets};
 ///      └─────────────────────────────────────────┘
 /// ```
 ///
-/// What other nodes answer to the host outside does not pass this node: if this node did not
-/// replace the caller's address with its own, the caller gets no answer from the address that
-/// it called.
+/// Answers of other nodes to the host outside do not pass this node: if this node did not replace
+/// the caller's address with its own, the caller gets no answer from the address that it called.
 #[derive(Debug)]
 pub(super) struct Network {
     /// A pod of the node.
@@ -48,7 +47,7 @@ pub(super) struct Behind {
     pub(super) here: Vec<IpAddr>,
     /// Endpoints on other nodes, or whose node is not known.
     pub(super) elsewhere: Vec<IpAddr>,
-    /// Service addresses, which the host outside sends to the node.
+    /// Service addresses, which the host outside routes to the node.
     pub(super) services: Vec<IpAddr>,
 }
 
@@ -58,8 +57,8 @@ const OTHER_END: &str = "eth0";
 const PEER: &str = "eth1";
 
 /// Forwarding; packets with any source; no wait for duplicate address detection; no rate
-/// limit for refusals (both limits, since the mask exempts from the global one, see
-/// ip-sysctl.rst): the kernel's rate limits are not what is tried.
+/// limits for refusals, which are not under test (both limits, since the mask exempts from the
+/// global one, see ip-sysctl.rst).
 const SETTINGS: [(Family, &str, &str); 11] = [
     (Family::V4, "net.ipv4.ip_forward", "1"),
     (Family::V4, "net.ipv4.conf.all.rp_filter", "0"),
@@ -131,7 +130,7 @@ impl Network {
             Link::Here => (behind.here.clone(), None),
             Link::Elsewhere => (behind.elsewhere.clone(), None),
             Link::Caller | Link::Beyond => (Vec::new(), None),
-            // It has no route to other nodes: what the node does not serve ends here.
+            // It has no route to other nodes: packets that the node does not serve end here.
             Link::Outside => (Vec::new(), Some(behind.services.clone())),
         };
         let other_end = move || {
@@ -233,7 +232,7 @@ fn set(families: &[Family]) -> Result<(), String> {
     Ok(())
 }
 
-/// Sets a link up, with these addresses.
+/// Brings a link up, with these addresses.
 fn up(name: &str, own: &[IpNet]) -> Result<(), String> {
     let set = || {
         let mut socket = Socket::open(Protocol::Route)?;
@@ -245,7 +244,7 @@ fn up(name: &str, own: &[IpNet]) -> Result<(), String> {
     set().map_err(|error| error.to_string())
 }
 
-/// Gives the calling thread's namespace the addresses `ips`.
+/// Assigns the addresses `ips` in the calling thread's namespace.
 fn hold(ips: &[IpAddr]) -> Result<(), String> {
     let mut socket = open()?;
     let index = links::index(OTHER_END).map_err(|error| error.to_string())?;

@@ -1,4 +1,4 @@
-//! Tripod itself, as it is tried.
+//! The Tripod under test.
 
 use std::{
     collections::VecDeque,
@@ -20,12 +20,12 @@ use tokio::{
 use super::subnets::Subnets;
 use crate::{ask, config::ModeName, status_api::Status};
 
-/// The socket on which Tripod is asked, in the empty `/run`.
+/// The socket of Tripod's API, in the empty `/run`.
 pub(super) const SOCKET: &str = "/run/tripod/tripod.sock";
 
-/// How long it may take until everything is in force.
+/// Time limit until everything is applied.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Time between two questions.
+/// Time between two requests.
 const PERIOD: Duration = Duration::from_millis(50);
 /// Number of lines of its log that are shown.
 const LINES: usize = 30;
@@ -75,10 +75,10 @@ impl Proxy {
         Ok(Proxy { child, log })
     }
 
-    /// Waits until everything that the folder requests is in force.
+    /// Waits until the desired state of the folder is applied.
     ///
     /// # Errors
-    /// When Tripod ends, or takes too long; the text includes the end of its log.
+    /// When Tripod exits, or takes too long; the error includes the end of its log.
     pub(super) async fn synced(&mut self) -> Result<Status, String> {
         let deadline = Instant::now() + PATIENCE;
         loop {

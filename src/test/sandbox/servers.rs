@@ -8,10 +8,11 @@ use tokio::net::{TcpListener, UdpSocket};
 
 use crate::test::call::{serve_tcp, serve_udp};
 
-/// Where a server listens.
+/// Address and protocol of a server.
 pub(super) type At = (SocketAddr, Protocol);
 
-/// Starts a server at each address of `at`, in `there`, which answers with the address as its name.
+/// Starts a server at each address of `at` in the namespace `there`; it answers with the address as
+/// its name.
 ///
 /// # Errors
 /// The first address at which no server can listen.

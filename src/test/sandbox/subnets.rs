@@ -1,27 +1,27 @@
-//! Addresses of the network in which a folder is tried: apart from all that the folder names.
+//! Addresses of the test network, different from all that the folder names.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 use net::{Family, PerFamily};
 
-/// A link; most of them join the node with what is at the other end.
+/// A link; most of them join the node with a neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Link {
-    /// A pod of this node, which calls.
+    /// To a pod of this node, which calls.
     Caller,
-    /// The endpoints on this node.
+    /// To the endpoints on this node.
     Here,
-    /// The endpoints on other nodes.
+    /// To the endpoints on other nodes.
     Elsewhere,
-    /// A host outside, which calls.
+    /// To a host outside, which calls.
     Outside,
     /// From the endpoints on other nodes to the host outside, bypassing the node.
     Beyond,
 }
 
 impl Link {
-    /// Returns the name of its end at the node.
+    /// The name of its end at the node.
     pub(super) fn name(self) -> &'static str {
         match self {
             Link::Caller => "pod-caller",
@@ -31,7 +31,7 @@ impl Link {
         }
     }
 
-    /// Returns the number of its subnet.
+    /// The number of its subnet.
     fn number(self) -> u8 {
         match self {
             Link::Caller => 0,
@@ -54,9 +54,9 @@ pub(super) struct Subnets {
 const SIZE: u8 = 16;
 
 impl Subnets {
-    /// Returns the first subnets that contain none of the `used` addresses; `None`: there are
-    /// none. They are from the networks for benchmarks, which no other network should use:
-    /// 198.18.0.0/15 (RFC 2544) and 2001:2::/48 (RFC 5180).
+    /// Chooses the first subnets that contain none of the `used` addresses; `None`: there are none.
+    /// They are from the networks for benchmarks, which no other network should use: 198.18.0.0/15
+    /// (RFC 2544) and 2001:2::/48 (RFC 5180).
     pub(super) fn beside(used: &[IpAddr]) -> Option<Subnets> {
         let v4 = (0..=255).map(|third| [198, 18, third]).find(|prefix| {
             used.iter()
@@ -99,7 +99,7 @@ impl Subnets {
         format!("{},{}", own.v4, own.v6)
     }
 
-    /// Returns the addresses of pods that call, as `--cluster-cidr` takes them.
+    /// The addresses of pods that call, as `--cluster-cidr` takes them.
     pub(super) fn of_pods(self) -> String {
         let networks = PerFamily::each(|family| self.node(Link::Caller, family).trunc());
         format!("{},{}", networks.v4, networks.v6)

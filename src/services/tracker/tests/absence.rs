@@ -1,4 +1,4 @@
-//! Why a ServicePort has no endpoint in use.
+//! Reasons why a ServicePort has no endpoint in use.
 
 use super::*;
 use crate::services::Reach;

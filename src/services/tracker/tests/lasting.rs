@@ -1,4 +1,4 @@
-//! What is logged of objects that are odd for a moment, and for longer.
+//! The log of objects that are odd for a moment, and for longer.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::log::lines;
 
 const MOMENT: Duration = Duration::from_secs(2);
 
-/// Waits until it is time to look, and returns what is logged then.
+/// Waits until the next check, and returns the lines that it logs.
 async fn logged(tracker: &mut Tracker) -> Vec<String> {
     tracker.oddities_last().await;
     lines(0, || tracker.log_lasting())
@@ -47,7 +47,7 @@ async fn what_lasts_is_logged_once_with_a_count() {
         "{log:#?}"
     );
     assert!(log[0].contains("default/web-4, and 3 more"), "{log:#?}");
-    // It is not looked again.
+    // There is no further check.
     let again = tokio::time::timeout(Duration::from_secs(600), tracker.oddities_last());
     assert!(again.await.is_err());
 }

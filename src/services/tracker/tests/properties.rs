@@ -221,8 +221,8 @@ fn any_node_addresses() -> impl Strategy<Value = BTreeSet<IpAddr>> {
     own.prop_map(|ips| ips.iter().map(|ip| ip.parse().expect("ip")).collect())
 }
 
-/// Checks that no two ServicePorts are served at one address, and that each
-/// conflict names the ServicePort that is.
+/// Checks that at most one ServicePort is served at each address, and that each conflict names that
+/// ServicePort.
 fn each_address_has_one_owner(tracker: &Tracker) -> Result<(), TestCaseError> {
     let mut owners = HashMap::new();
     let all = |port: &ServicePort| {
@@ -277,7 +277,7 @@ fn remaining(events: &[Event]) -> Vec<Event> {
             (Event::Node(new), Event::Node(old)) => new.name != old.name,
             (Event::ServiceCidr(new), Event::ServiceCidr(old)) => new.name != old.name,
             (Event::ServiceCidrGone(gone), Event::ServiceCidr(old)) => *gone != old.name,
-            // The last known state of this node's own Node stays in force.
+            // The last known state of this node's own Node is kept.
             (Event::NodeGone(gone), Event::Node(old)) => *gone != old.name || &**gone == "here",
             _ => true,
         });
@@ -319,7 +319,7 @@ proptest! {
             let names = before.iter().chain(tracker.map().iter()).map(|port| &port.name);
             let differ = names.filter(|name| before.get(name) != tracker.map().get(name));
             let differ: HashSet<_> = differ.cloned().collect();
-            // What was marked twice may be as it was before.
+            // An address that was marked twice may be the same as before.
             prop_assert!(changes.ports.is_superset(&differ));
             if node == last_node {
                 prop_assert_eq!(&changes.ports, &differ);
@@ -327,7 +327,7 @@ proptest! {
             last_node = node;
             each_address_has_one_owner(&tracker)?;
             prop_assert!(changes.stale_udp.revived.iter().all(|name| changes.ports.contains(name)));
-            // Values that did not change are the same ones, not equal ones.
+            // Unchanged values are the same ones, not equal ones.
             for port in tracker.map().iter().filter(|port| !changes.ports.contains(&port.name)) {
                 prop_assert!(before.get(&port.name).is_some_and(|old| Arc::ptr_eq(old, port)));
             }
