@@ -1,8 +1,8 @@
-//! What does not work, and since when.
+//! Failures, and the times at which they began.
 
 use std::time::SystemTime;
 
-/// What does not work for now.
+/// A current failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trouble {
     /// The time at which it began.
@@ -12,8 +12,7 @@ pub struct Trouble {
 }
 
 impl Trouble {
-    /// Returns the trouble that goes on from `before`, or begins now, for the reason
-    /// `why`.
+    /// Continues the trouble `before`, or begins one now, for the reason `why`.
     pub fn now(before: Option<Trouble>, why: String) -> Trouble {
         let since = before.map(|before| before.since);
         Trouble {

@@ -1,10 +1,10 @@
-//! Limits within which YAML of others is read; they follow from its length.
+//! Limits for parsing YAML from others, derived from its length.
 
 use serde_saphyr::Options;
 
-/// Returns options under which no text of `length` bytes costs more than its length warrants.
+/// Returns options that keep the cost of a text of `length` bytes in proportion to its length.
 /// Aliases are rare in manifests and configurations, and the only way for a short text to become
-/// long. Errors quote nothing of the text. `0120` is 80, as for `kubectl` and kube-proxy (YAML 1.1;
+/// long. Errors do not quote the text. `0120` is 80, as for `kubectl` and kube-proxy (YAML 1.1;
 /// `resolve.go` of sigs.k8s.io/yaml).
 pub fn limited(length: usize) -> Options {
     serde_saphyr::options! {

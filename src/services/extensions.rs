@@ -179,7 +179,7 @@ struct Setting<'a> {
     value: &'a str,
 }
 
-/// Returns the value of `key` in `metadata`; an annotation takes precedence over a label.
+/// Finds the value of `key` in `metadata`; an annotation takes precedence over a label.
 fn setting<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<Setting<'a>> {
     let sets = [
         ("annotations", &metadata.annotations),
@@ -194,7 +194,7 @@ fn setting<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<Setting<'a>> {
     })
 }
 
-/// Returns the weight of endpoints that an EndpointSlice or a Node gives; `None`: it gives none, or
+/// Reads the weight that an EndpointSlice or a Node gives its endpoints; `None`: it gives none, or
 /// a malformed one, which is recorded in `inspection`.
 pub(super) fn weight(metadata: &ObjectMeta, inspection: &mut Inspection) -> Option<u16> {
     let Setting { field, value } = setting(metadata, WEIGHT)?;
@@ -207,9 +207,9 @@ pub(super) fn weight(metadata: &ObjectMeta, inspection: &mut Inspection) -> Opti
     weight
 }
 
-/// Returns the requests of a Service, if there are any. They include malformed values, and the
-/// reason why it has too many addresses: these concern only this Service, and the runner reports
-/// them in an Event.
+/// Reads the requests of a Service, if there are any. They include malformed values, and the reason
+/// why it has too many addresses: these concern only this Service, and the runner reports them in
+/// an Event.
 pub(super) fn preferences(
     metadata: &ObjectMeta,
     too_many_addresses: Option<String>,

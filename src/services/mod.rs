@@ -137,7 +137,7 @@ impl ServiceMap {
         self.with_node_ports -= usize::from(port.is_some_and(ServicePort::has_node_port));
     }
 
-    /// Returns the number of ServicePorts.
+    /// Number of ServicePorts.
     pub fn len(&self) -> usize {
         self.ports.len()
     }

@@ -128,7 +128,7 @@ impl ServicePort {
         lost.filter_map(|lost| lost.ip)
     }
 
-    /// Returns the requests of the Service under `tripod.proxy/`.
+    /// The requests of the Service under `tripod.proxy/`.
     pub fn preferences(&self) -> &Preferences {
         static NONE: Preferences = Preferences::NONE;
         self.preferences.as_deref().unwrap_or(&NONE)

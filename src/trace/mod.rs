@@ -1,5 +1,5 @@
-//! `tripod trace`: the way of real packets through this node, as reported by the tracing
-//! of nf_tables and by the notifications of conntrack.
+//! `tripod trace`: the path of real packets through this node, as reported by the tracing of
+//! nf_tables and by the notifications of conntrack.
 
 mod pairs;
 mod print;
@@ -45,19 +45,19 @@ use crate::{
 /// Exit status: nothing can be traced.
 const UNABLE: u8 = 2;
 
-/// How long the running proxy may take to say to which Service the destination belongs:
-/// packets are printed only after that.
+/// How long the running proxy may take to tell which Service the destination belongs to: packets
+/// are printed only after that.
 const PATIENCE: time::Duration = time::Duration::from_secs(5);
 
 /// How long to wait for the endpoint of the last reported connection.
 const LAST: time::Duration = time::Duration::from_secs(1);
 
-/// Time between two checks for packets whose end is not reported, and between two
-/// questions to the proxy.
+/// Time between two checks for packets whose end is not reported, and between two requests to the
+/// proxy.
 const OVERDUE: time::Duration = time::Duration::from_millis(100);
 
 /// Follows packets as requested, and prints what happens to them. Returns the exit status:
-/// 0; 1 if that fails on the way; 2 if nothing can be traced.
+/// 0; 1 if tracing fails on the way; 2 if nothing can be traced.
 pub async fn trace(asked: &Trace) -> ExitCode {
     // Before anything is changed on the node: a signal to end waits until the change is undone.
     let mut ends = match Ends::listen() {
@@ -89,8 +89,7 @@ pub fn unable(why: &str) -> ExitCode {
     cli::fail(&why, UNABLE)
 }
 
-/// Returns which packets are followed; the address of a Service comes from the running
-/// proxy.
+/// Determines which packets to follow; the address of a Service comes from the running proxy.
 async fn target(asked: &Trace) -> Result<TraceTarget, String> {
     let found = ask::addresses(&asked.socket, &asked.to, asked.from).await?;
     let [(to, protocol)] = &*found else {
@@ -112,7 +111,7 @@ async fn target(asked: &Trace) -> Result<TraceTarget, String> {
     })
 }
 
-/// A trace that is under way.
+/// A running trace.
 struct Tracing<'a> {
     asked: &'a Trace,
     target: TraceTarget,
@@ -131,7 +130,7 @@ struct Tracing<'a> {
 }
 
 impl Tracing<'_> {
-    /// Begins to trace. Returns what is known before the first packet.
+    /// Begins to trace. Returns the facts that are known before the first packet.
     async fn begin(asked: &Trace, target: TraceTarget) -> Result<(Tracing<'_>, Start), String> {
         let mut unseen = Vec::new();
         let events = match Events::open() {
@@ -205,7 +204,7 @@ impl Tracing<'_> {
         let end = time::sleep(self.asked.timeout);
         tokio::pin!(end);
         let mut tick = time::interval(OVERDUE);
-        // While the proxy does not answer, what the kernel reports is read between two questions.
+        // While the proxy does not answer, the kernel's reports are read between two requests.
         tick.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
         while self.summary.connections < self.asked.count {
             tokio::select! {
@@ -234,7 +233,7 @@ impl Tracing<'_> {
         let Some(asker) = &mut self.asker else {
             return Ok(());
         };
-        // A proxy that is busy reports them later.
+        // A busy proxy reports them later.
         if let Ok((dials, lost)) = asker.ask().await {
             self.summary.lost |= lost;
             for report in self.pairs.add(dials) {
@@ -244,8 +243,7 @@ impl Tracing<'_> {
         Ok(())
     }
 
-    /// Does the same until the endpoint of each relayed connection is known, for [`LAST`]
-    /// at most.
+    /// Repeats this until the endpoint of each relayed connection is known, for [`LAST`] at most.
     async fn pair_last(&mut self, ends: &mut Ends) -> io::Result<()> {
         let end = Instant::now() + LAST;
         loop {
@@ -280,10 +278,10 @@ impl Tracing<'_> {
         }
     }
 
-    /// Reads what has arrived, and prints what follows from it.
+    /// Reads new steps and changes, and prints the resulting reports.
     async fn read(&mut self) -> io::Result<()> {
-        // Changes are read before steps: all steps of their packets have arrived by then,
-        // since the entry of a packet is confirmed after its rules.
+        // Changes are read before steps: by then all steps of their packets have arrived, because
+        // the entry of a packet is confirmed after its rules.
         let mut changes = Vec::new();
         if let Some(events) = &mut self.events {
             self.summary.lost |= events.drain(|event| changes.push(event))?;
@@ -309,7 +307,7 @@ impl Tracing<'_> {
         self.stories.change(event, Instant::now(), real_server)
     }
 
-    /// Reports packets whose way has ended although no step says so.
+    /// Reports packets whose path has ended although no step says so.
     fn end_overdue(&mut self, now: Option<Instant>) -> io::Result<()> {
         let overdue = self.stories.overdue(now);
         if overdue.is_empty() {
@@ -325,7 +323,7 @@ impl Tracing<'_> {
         Ok(())
     }
 
-    /// Returns what finds the endpoint to which IPVS sends a client.
+    /// Returns a function that finds the endpoint to which IPVS sends a client.
     fn real_servers(&self) -> impl Fn(SocketAddr) -> Option<SocketAddr> + use<> {
         let (is_ipvs, protocol, to) = (self.is_ipvs, self.target.protocol, self.target.to);
         move |client| {
@@ -334,7 +332,7 @@ impl Tracing<'_> {
         }
     }
 
-    /// Returns the entries of conntrack for the destination; none if it cannot be read.
+    /// Lists the entries of conntrack for the destination; none if it cannot be read.
     fn flows(&self) -> Vec<Flow> {
         let to = Match {
             protocol: self.target.protocol.number(),
@@ -358,7 +356,7 @@ impl Tracing<'_> {
         }
     }
 
-    /// Returns what the rule of that step says, if the rule still exists.
+    /// Describes the rule of that step, if it still exists.
     fn rule(&mut self, trace: &nftables::Trace) -> Option<RuleSummary> {
         let TracedStep::Rule { handle, .. } = trace.step else {
             return None;
@@ -374,7 +372,7 @@ impl Tracing<'_> {
     }
 
     fn print(&mut self, report: Option<Report>) -> io::Result<()> {
-        // Connections that arrived together with the last requested one are left out.
+        // Connections that arrived together with the last requested one are omitted.
         let is_enough = self.summary.connections >= self.asked.count;
         let report =
             report.filter(|report| !(is_enough && matches!(report, Report::Connection(_))));
@@ -401,7 +399,7 @@ fn privileges(error: &netlink::Error) -> String {
     format!("{error}: tracing needs root, or CAP_NET_ADMIN in the node's network namespace")
 }
 
-/// Returns the name of the interface with that index.
+/// Looks up the name of the interface with that index.
 fn link(index: u32) -> Option<String> {
     let name = if_indextoname(index).ok()?;
     name.into_string().ok()

@@ -1,5 +1,5 @@
-//! Assigns the proxy's own connections to endpoints to clients, in userspace mode: the
-//! proxy reports them while it is asked. What is kept here is pure.
+//! Matches the proxy's own connections to endpoints with clients, in userspace mode: the proxy
+//! reports them on request. The state here is pure.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -16,11 +16,11 @@ use crate::{ask, status_api::Dial};
 /// How long the running proxy may take for the first answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long it may take later, while the kernel's reports wait to be read.
+/// How long it may take for later answers, while the kernel's reports wait to be read.
 const BRIEFLY: Duration = Duration::from_millis(300);
 
-/// Most attempts that wait until their client is reported: most belong to other addresses
-/// of the ServicePort. One answer of the proxy has no more.
+/// Maximum number of attempts that wait until their client is reported: most belong to other
+/// addresses of the ServicePort. One answer of the proxy has no more.
 const MOST_WAITING: usize = 4096;
 
 /// Asks the running proxy for its attempts to reach endpoints of a ServicePort.
@@ -33,7 +33,7 @@ pub(super) struct Asker {
 }
 
 impl Asker {
-    /// Returns a value that asks at `socket` for attempts from now on.
+    /// Asks at `socket` for attempts from now on.
     ///
     /// # Errors
     /// Says why the proxy does not report them.
@@ -55,8 +55,8 @@ impl Asker {
     /// Returns the attempts since the last call, and whether some are missing.
     ///
     /// # Errors
-    /// Says why the proxy does not answer; the attempts are then in a later answer, if
-    /// there is one.
+    /// Says why the proxy does not answer; a later answer, if there is one, then includes the
+    /// attempts.
     pub(super) async fn ask(&mut self) -> Result<(Vec<Dial>, bool), String> {
         let of = (&*self.service_port, self.protocol.name());
         let patience = self.next.map_or(PATIENCE, |_| BRIEFLY);
@@ -77,7 +77,7 @@ pub(super) struct Pairs {
 }
 
 impl Pairs {
-    /// Returns an empty value for clients that call `to`.
+    /// Returns an empty state for clients that call `to`.
     pub(super) fn new(to: SocketAddr) -> Pairs {
         Pairs {
             to,

@@ -1,4 +1,4 @@
-//! Prints what is reported: lines of JSON, documents of YAML, or text for people.
+//! Prints the reports: lines of JSON, documents of YAML, or text for people.
 
 use std::io::{self, Write};
 
@@ -36,7 +36,7 @@ fn formatted(report: &Report, output: Output) -> io::Result<String> {
         Output::Json => Ok(serde_json::to_string(&versioned)?),
         Output::Yaml => {
             let document = serde_saphyr::to_string(&versioned).map_err(io::Error::other)?;
-            // The beginning of a document shows that the one before is complete.
+            // The beginning of a document shows that the previous one is complete.
             Ok(format!("---\n{document}"))
         }
         Output::Table | Output::Wide => Ok(text(report)),

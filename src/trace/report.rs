@@ -1,9 +1,9 @@
-//! What is printed; each is a line of `--output=json`. Fields may be added to version 1;
-//! none is removed or changes its meaning.
+//! The reports; each is a line of `--output=json`. Fields may be added to version 1; none is
+//! removed or changes its meaning.
 
 use serde::Serialize;
 
-/// What is followed, printed first.
+/// The traced destination, printed first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Start {
@@ -18,9 +18,9 @@ pub(super) struct Start {
     /// `namespace/name:port` of the ServicePort to which the destination belongs; `None`: to none,
     /// or this is not known.
     pub service_port: Option<String>,
-    /// Why the destination belongs to it, as `tripod explain` says.
+    /// Why the destination belongs to it, in the words of `tripod explain`.
     pub steps: Vec<String>,
-    /// What cannot be seen here, and why.
+    /// Packets and events that are invisible here, with the reasons.
     pub unseen: Vec<String>,
 }
 
@@ -33,7 +33,7 @@ pub(super) struct Connection {
     /// The interface by which the packet arrived; `None`: this node sent it, or this is
     /// not known.
     pub input: Option<String>,
-    /// The rules that it met, in their order.
+    /// The rules that it passed, in order.
     pub steps: Vec<Step>,
     /// Outcome of the connection.
     pub outcome: Outcome,
@@ -45,35 +45,35 @@ pub(super) struct Connection {
     pub state: Option<String>,
 }
 
-/// A rule that a packet met.
+/// A rule that a packet passed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Step {
     /// The rule, or the end of a chain.
     pub at: String,
-    /// What the rule did with the packet, in the words of `nft`.
+    /// The verdict of the rule, in the words of `nft`.
     pub verdict: String,
 }
 
-/// What happened to a packet.
+/// The fate of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum Outcome {
     /// It was sent to an endpoint.
     Forwarded,
-    /// It was sent to an endpoint by an existing entry of conntrack: no rule chose.
+    /// It was sent to an endpoint by an existing entry of conntrack, without a new choice.
     ForwardedAsBefore,
     /// It reached a socket of Tripod, which relays it or ends it.
     Relayed,
-    /// It arrived where Tripod relays, and has had no answer yet.
+    /// It arrived at the relay of Tripod, and has not been answered yet.
     Unanswered,
-    /// It went on to its destination, untranslated.
+    /// It continued to its destination, untranslated.
     NotTranslated,
     /// It was refused with an answer.
     Refused,
     /// It was dropped without an answer.
     Dropped,
-    /// Neither a rule nor conntrack shows it.
+    /// Neither a rule nor conntrack shows its outcome.
     Unknown,
 }
 
@@ -83,7 +83,7 @@ pub(super) enum Outcome {
 pub(super) struct Change {
     /// Source address and port of the client.
     pub client: String,
-    /// Its state in conntrack; of one that ended, its last state.
+    /// Its state in conntrack; for an ended connection, its last state.
     pub state: String,
     /// Whether its entry in conntrack is gone.
     pub ended: bool,
@@ -112,11 +112,11 @@ pub(super) struct Dialed {
 pub(super) struct Summary {
     /// Number of reported connections.
     pub connections: usize,
-    /// Endpoints, and how many connections were sent to each.
+    /// Endpoints, and the number of connections that were sent to each.
     pub endpoints: Vec<Counted>,
-    /// Rules that refused connections, and how many each.
+    /// Rules that refused connections, and the number for each.
     pub refused: Vec<Counted>,
-    /// Rules that dropped connections, and how many each.
+    /// Rules that dropped connections, and the number for each.
     pub dropped: Vec<Counted>,
     /// Number of connections that reached sockets of Tripod.
     pub relayed: usize,
@@ -124,11 +124,11 @@ pub(super) struct Summary {
     pub dialed: Vec<Counted>,
     /// Endpoints that did not accept a client, and how often.
     pub failed: Vec<Counted>,
-    /// Number of connections that arrived where Tripod relays and were not answered.
+    /// Number of connections that arrived at the relay of Tripod and were not answered.
     pub unanswered: usize,
     /// Number of connections that were not translated.
     pub not_translated: usize,
-    /// Number of connections whose outcome is not known.
+    /// Number of connections with an unknown outcome.
     pub unknown: usize,
     /// Whether packets arrived faster than they were read, so that some are missing here.
     pub lost: bool,

@@ -1,4 +1,4 @@
-//! What the running proxy and the node tell before the first packet arrives.
+//! Facts from the running proxy and the node before the first packet arrives.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,7 +8,7 @@ use nftables::TraceTarget;
 use super::{pairs::Asker, report::Start};
 use crate::{cli::Trace, config::ModeName, status_api::Explanation};
 
-/// Returns what is known before the first packet arrives.
+/// Collects the facts that are known before the first packet arrives.
 pub(super) fn start(
     target: &TraceTarget,
     explained: Result<&Explanation, &String>,
@@ -39,8 +39,8 @@ pub(super) fn start(
     }
 }
 
-/// Returns the value that asks the running proxy for its connections to endpoints, if it
-/// makes any; or a text that says why it does not report them.
+/// Returns an asker for the running proxy's connections to endpoints, if it makes any; or a text
+/// that says why it does not report them.
 pub(super) async fn asker(
     asked: &Trace,
     target: &TraceTarget,

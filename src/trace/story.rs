@@ -1,5 +1,5 @@
-//! Combines the steps of packets with the changes of conntrack: which connection began,
-//! which rules it met, and where it was sent. Pure.
+//! Combines the steps of packets with the changes of conntrack: the connections that began, the
+//! rules that they passed, and their endpoints. Pure.
 
 use std::{
     collections::HashMap,
@@ -18,11 +18,11 @@ use super::{
     words::End,
 };
 
-/// A packet's way counts as ended this long after its last step, even if no end was
-/// reported: the kernel needs microseconds.
+/// A packet's path counts as ended this long after its last step, even if no end was reported: the
+/// kernel needs microseconds.
 const ENDED: Duration = Duration::from_millis(500);
 
-/// What is known of the first packet of a connection.
+/// The path of a connection's first packet, as far as it is known.
 #[derive(Debug)]
 struct Way {
     input: Option<String>,
@@ -41,33 +41,32 @@ pub(super) struct Step {
     /// Name of the interface through which it arrived; `None`: this node sent it, or it is not
     /// known.
     pub input: Option<String>,
-    /// The words, and the end of its way if it is one; `None`: not worth a line.
+    /// The words, and the end of the packet's path if this step is one; `None`: not worth a line.
     pub words: Option<(report::Step, Option<End>)>,
 }
 
-/// What the running proxy does with connections, as far as the outcome of packets depends
-/// on it.
+/// The behaviour of the running proxy, as far as the outcome of packets depends on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Proxy {
     /// Whether its sockets relay them.
     pub relays: bool,
     /// Whether it serves the destination, if it relays.
     pub serves: bool,
-    /// Endpoints that it connects to, if it relays and does not report for which client.
+    /// Endpoints to which it connects, if it relays and does not report for which client.
     pub endpoints: Vec<SocketAddr>,
     /// The node's addresses.
     pub own: Vec<IpAddr>,
 }
 
-/// What is known of connections that begin.
+/// Connections that began, as far as they are known.
 pub(super) struct Stories {
     target: TraceTarget,
     proxy: Proxy,
     /// The client of each packet whose end is not known yet.
     packets: HashMap<u32, SocketAddr>,
     ways: HashMap<SocketAddr, Way>,
-    /// Clients whose packets arrived where the proxy relays and have had no answer yet, and
-    /// when.
+    /// Clients whose packets arrived at the relay of the proxy and have not been answered yet, each
+    /// with the time.
     reached: HashMap<SocketAddr, Instant>,
     /// Clients that were reported.
     reported: HashMap<SocketAddr, Outcome>,
@@ -93,7 +92,7 @@ impl Stories {
             Some(packet) => packet.source,
             None => *self.packets.get(&id)?,
         };
-        // The client repeats what was refused, or sends another datagram.
+        // The client repeats a refused connection, or sends another datagram.
         let again = match self.reported.get(&client) {
             Some(Outcome::Refused | Outcome::Dropped) => true,
             Some(_) => self.target.protocol != net::Protocol::Tcp,
@@ -131,8 +130,8 @@ impl Stories {
             && from.is_none_or(|from| packet.source.ip() == from)
     }
 
-    /// Adds a change of conntrack. Returns what it reports. `real_server` finds where
-    /// IPVS sends a client, if conntrack does not show that.
+    /// Adds a change of conntrack. Returns a report, if it results in one. `real_server` finds
+    /// where IPVS sends a client, if conntrack does not show that.
     pub(super) fn change(
         &mut self,
         event: &Event,
@@ -180,8 +179,8 @@ impl Stories {
         })
     }
 
-    /// Returns the connection that arrived where the proxy relays, if `flow`, which may
-    /// have ended, shows its outcome: only an answer shows that a socket takes it.
+    /// Returns the connection that arrived at the relay of the proxy, if `flow`, which may have
+    /// ended, shows its outcome: only an answer shows that a socket accepts it.
     fn answer(&mut self, flow: &Flow, ended: bool) -> Option<Report> {
         let is_tcp = self.target.protocol == net::Protocol::Tcp;
         let outcome = match (flow.state.is_answered(), ended) {
@@ -204,7 +203,7 @@ impl Stories {
         self.proxy.relays && (self.proxy.serves || translated_to(flow).is_some())
     }
 
-    /// Returns the connection of the proxy to an endpoint to which the event belongs.
+    /// Recognizes a connection of the proxy to an endpoint in an event.
     fn dialed(&self, event: &Event) -> Option<report::Dialed> {
         let flow = &event.flow;
         let (from, endpoint) = (flow.original.source, flow.original.destination);
@@ -222,14 +221,14 @@ impl Stories {
         })
     }
 
-    /// Returns the clients whose packets' ways have ended although no step said so; all
-    /// clients if `now` is `None`.
+    /// Returns the clients whose packets' paths have ended although no step said so; all clients if
+    /// `now` is `None`.
     pub(super) fn overdue(&mut self, now: Option<Instant>) -> Vec<SocketAddr> {
         let has_ended = |last: Instant| now.is_none_or(|now| now >= last + ENDED);
         let reached = self.reached.iter();
         let reached = reached.map(|(client, at)| (client, *at));
         let ways = self.ways.iter().map(|(client, way)| (client, way.last));
-        // For clients that reached the proxy the time counts from then on.
+        // For clients that reached the proxy the time counts from that moment.
         let ways = ways.filter(|(client, _)| !self.reached.contains_key(client));
         let ended = reached.chain(ways).filter(|(_, last)| has_ended(*last));
         let ended: Vec<SocketAddr> = ended.map(|(client, _)| *client).collect();
@@ -237,14 +236,13 @@ impl Stories {
             .into_iter()
             .partition(|client| self.reported.contains_key(client));
         for client in again {
-            // What they repeated belongs to the connection that was reported.
+            // Repeated packets belong to the connection that was reported.
             self.remove(client);
         }
         new
     }
 
-    /// Returns the connection of a client that is overdue; `held` is what conntrack holds
-    /// of it.
+    /// Reports the connection of an overdue client; `held` is its entry in conntrack.
     pub(super) fn end(
         &mut self,
         client: SocketAddr,

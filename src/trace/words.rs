@@ -1,10 +1,10 @@
-//! The words for a step of a packet's way.
+//! Descriptions of the steps of a packet's path.
 
 use nftables::{RuleSummary, TracedChain, TracedStep, Verdict};
 
 use super::report::Step;
 
-/// How a packet's way ends in a chain.
+/// The end of a packet's path in a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// It is refused with an answer.
@@ -13,9 +13,8 @@ pub(super) enum End {
     Dropped,
 }
 
-/// Returns the words for a step in `of`, and whether the packet's way ends there; `rule` is
-/// what its rule says. `None`: it is not worth a line, such as the end of a chain that lets
-/// the packet pass.
+/// Describes a step in `of`, and returns whether the packet's path ends there; `rule` describes its
+/// rule. `None`: it is not worth a line, such as the end of a chain that lets the packet pass.
 pub(super) fn step(
     of: &TracedChain,
     step: &TracedStep,
@@ -54,8 +53,7 @@ fn chain(chain: &TracedChain) -> String {
     format!("chain {} of table {}", chain.name, chain.table)
 }
 
-/// Returns what distinguishes the rule from others: its comment, its sets, its target, or
-/// else its number.
+/// Names the rule by its comment, its sets, its target, or else its number.
 fn named(handle: u64, rule: Option<&RuleSummary>) -> String {
     let mut parts = Vec::new();
     if let Some(rule) = rule {

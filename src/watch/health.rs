@@ -1,4 +1,4 @@
-//! How following the objects goes, for those who ask.
+//! The progress of following the objects, for the API and for probes.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -25,12 +25,12 @@ pub struct Unusable {
     pub addresses: Vec<IpAddr>,
 }
 
-/// How following one kind of objects goes.
+/// The state of following one kind of objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KindHealth {
-    /// Whether all objects were known once; the last known ones stay in force.
+    /// Whether all objects were known once; the last known ones stay in use.
     pub complete: bool,
-    /// How many objects the last list has brought, so far if it is under way.
+    /// Number of objects in the last list, so far if it is incomplete.
     pub listed: usize,
     /// Whether nothing can be served before they are known.
     pub required: bool,
@@ -41,11 +41,11 @@ pub struct KindHealth {
     pub faults: Vec<String>,
 }
 
-/// Maximum number of faults that are named; of further ones the number is given.
+/// Maximum number of faults that are listed; further ones are counted.
 const NAMED: usize = 20;
 
 impl SourceHealth {
-    /// Returns how each kind goes that is followed, by its name.
+    /// Returns the state of each kind that is followed, by its name.
     pub fn kinds(&self) -> BTreeMap<&'static str, KindHealth> {
         self.kinds.lock().clone()
     }
@@ -88,7 +88,7 @@ impl SourceHealth {
         }
     }
 
-    /// Forgets the objects of `kind` that a complete list did not have, as `is_listed` says.
+    /// Forgets the objects of `kind` that were not in a complete list, according to `is_listed`.
     pub(super) fn was_listed(&self, kind: &'static str, is_listed: impl Fn(&str) -> bool) {
         let mut unusable = self.unusable.lock();
         unusable.retain(|(of, name), _| *of != kind || is_listed(name));

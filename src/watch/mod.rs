@@ -1,5 +1,4 @@
-//! Where objects come from: the API server, or a folder of manifests. Both
-//! give the same events.
+//! The sources of objects: the API server, or a folder of manifests. Both produce the same events.
 
 use std::{fmt, path::PathBuf, sync::Arc};
 
@@ -45,8 +44,8 @@ impl Source {
     }
 
     /// Follows the objects that a proxy needs, and sends them to `batches`: the first batch is the
-    /// complete state, each later one what changed. `settings` say which are requested from the
-    /// API server; in a folder all are read anyway.
+    /// complete state, each later one contains changes. `settings` select the objects to request
+    /// from the API server; in a folder all are read anyway.
     pub fn follow(&self, settings: api::Settings, batches: Sender<Batch>) {
         match self {
             Source::Folder(folder) => {

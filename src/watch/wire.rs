@@ -1,6 +1,6 @@
-//! Objects as a server sends them and files have them, without what no proxy reads: decoding skips
-//! `managedFields`, a Node's images and the like before they take memory, and there is less code
-//! for each format.
+//! Objects as servers send them and files contain them, without fields that no proxy reads:
+//! decoding skips `managedFields`, a Node's images and the like before they take memory, and there
+//! is less code for each format.
 
 use std::collections::BTreeMap;
 
@@ -17,15 +17,14 @@ pub(super) struct Bare {
     pub(super) metadata: Meta,
 }
 
-/// The part of an object without which nothing is known of it: this is read where the rest cannot
-/// be read, or does not matter.
+/// The part that identifies an object: it is read if the rest cannot be parsed, or does not matter.
 #[derive(Deserialize)]
 pub(super) struct Identified<'a> {
     #[serde(borrow)]
     pub(super) metadata: Identity<'a>,
 }
 
-/// The metadata that says which object it is, in which version.
+/// The metadata that identify the object and its version.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Identity<'a> {

@@ -37,7 +37,7 @@ pub enum Promise {
 const MORE: usize = 3;
 
 impl Promise {
-    /// Returns the number of calls needed to judge the promise.
+    /// Computes how many calls are needed to judge the promise.
     pub fn calls(&self) -> usize {
         match self {
             Promise::Every(servers) => calls_for(servers.len()),

@@ -169,7 +169,7 @@ impl Attempts {
         judge(&promise, &seen, from)
     }
 
-    /// Returns the promise of the running Tripod, unless the objects contradict it.
+    /// Derives the promise of the running Tripod, unless the objects contradict it.
     async fn promise(
         &self,
         call: &Call<'_>,

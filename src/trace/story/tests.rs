@@ -1,4 +1,4 @@
-//! What is reported for packets and changes in a given order.
+//! Reports for packets and changes in a given order.
 
 use net::Protocol;
 use netlink::conntrack::flows::{State, Tuple};
@@ -185,7 +185,7 @@ fn what_the_proxy_relays_is_not_taken_for_an_endpoint() {
     assert_eq!(found, None, "a pod calls a pod");
 }
 
-/// Source ranges drop in the socket, where neither nf_tables nor conntrack sees it.
+/// Source ranges drop packets in the socket, which neither nf_tables nor conntrack sees.
 #[test]
 fn what_comes_to_the_proxy_is_relayed_where_it_is_answered() {
     let now = Instant::now();

@@ -1,4 +1,4 @@
-//! One request, and what its failure means.
+//! One request, and the meaning of its failure.
 
 use std::{error::Error, time::Duration};
 
@@ -10,32 +10,31 @@ use tokio::time::timeout;
 use super::pause::MOST_ASKED;
 use crate::api_client::{Access, Streamed, causes};
 
-/// How long the server may take until it begins to answer: it may have to wait
-/// for its own cache. client-go has no limit, and waits for ever where this
-/// tries again.
+/// How long the server may take until it begins to answer: it may have to wait for its own cache.
+/// client-go has no limit, and waits forever where this tries again.
 const ANSWER: Duration = Duration::from_secs(60);
-/// How long a page of a list may stand still.
+/// How long the transfer of a page of a list may stall.
 pub(super) const STALLED: Duration = Duration::from_secs(30);
-/// Longest part of an error's body that is read.
+/// Maximum number of bytes that are read of an error's body.
 const LONGEST_ERROR: usize = 64 << 10;
 
 /// Why a request failed.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Failure {
-    /// The version from which to go on is too old for the server (410), or
-    /// not yet known to it: everything is to be listed anew.
+    /// The version from which to continue is too old for the server (410), or not yet known to it:
+    /// everything must be listed again.
     Expired,
-    /// The server does not do what was asked (400, 406, 422).
+    /// The server does not support the request (400, 406, 422).
     Unsupported(String),
     /// The credentials are not accepted (401).
     Unauthorized(String),
-    /// The objects are forbidden (403).
+    /// Access to the objects is forbidden (403).
     Withheld(String),
     /// The server does not have such objects (404).
     Absent(String),
     /// The server asks for a pause (429, or any answer with `Retry-After`).
     Busy(Duration, String),
-    /// There is no answer, or a proxy before the server says that it has none (502, 503).
+    /// There is no answer, or a proxy in front of the server reports that it got none (502, 503).
     Silent(String),
     /// All other failures: a broken stream, an error of the server.
     Broken(String),
@@ -63,7 +62,7 @@ impl std::fmt::Display for Failure {
     }
 }
 
-/// Makes a request and returns its answer, which is a success.
+/// Makes a request and returns its answer if it succeeds.
 pub(super) async fn ask(
     access: &Access,
     request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
@@ -92,8 +91,7 @@ async fn refused(response: Response<Body>) -> Failure {
     let text = timeout(STALLED, beginning(response.into_body())).await;
     let text = text.unwrap_or_default();
     let mut status = serde_json::from_str::<Status>(&text).unwrap_or_else(|_| {
-        // The server's own filters, and proxies before it, answer with plain
-        // text.
+        // The server's own filters, and proxies in front of it, answer with plain text.
         let line = text.lines().next().unwrap_or_default();
         Status::failure(line.trim(), "")
     });
@@ -113,18 +111,17 @@ async fn beginning(mut body: Body) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Returns what the status in an ERROR event means.
+/// Interprets the status in an ERROR event.
 pub(super) fn of_status(status: &Status) -> Failure {
     meaning(status, None)
 }
 
-/// Returns what a status means; `retry_after` is the header of that name, in
-/// seconds.
+/// Interprets a status; `retry_after` is the header of that name, in seconds.
 fn meaning(status: &Status, retry_after: Option<u32>) -> Failure {
     let code = StatusCode::from_u16(status.code).ok();
     let causes = status.details.iter().flat_map(|details| &details.causes);
-    // The server is older than the one that was asked before: what client-go
-    // calls `IsTooLargeResourceVersionError`.
+    // The server is older than the one that answered before: client-go calls this
+    // `IsTooLargeResourceVersionError`.
     let mut unknown_yet = causes.map(|cause| cause.reason == "ResourceVersionTooLarge");
     if code == Some(StatusCode::GONE)
         || matches!(&*status.reason, "Expired" | "Gone")
@@ -166,8 +163,8 @@ fn unsent(error: &kube::Error) -> String {
     }
 }
 
-/// Returns an error with its causes, each without the parts in which a library
-/// addresses programmers.
+/// Formats an error with its causes, each without the parts in which a library addresses
+/// programmers.
 pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
     let mut text = own(error);
     for cause in causes(error).skip(1) {
@@ -192,7 +189,7 @@ fn own(error: &(dyn Error + 'static)) -> String {
 mod tests {
     use super::*;
 
-    /// What rustls reports of a server that was killed.
+    /// The error that rustls reports for a server that was killed.
     #[test]
     fn a_failure_is_for_who_runs_the_cluster() {
         let cut = std::io::Error::other("cut off: https://docs.rs/rustls/latest/manual#eof");

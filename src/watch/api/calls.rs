@@ -1,4 +1,4 @@
-//! The calls to the API server that RBAC has to allow.
+//! The calls to the API server that RBAC must allow.
 
 /// Calls to one kind of objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub const CALLS: [Call; 5] = [
         resource: "nodes",
         verbs: &["list", "watch"],
     },
-    // In nftables mode alone.
+    // Only in nftables mode.
     Call {
         group: "networking.k8s.io",
         version: "v1",
@@ -51,7 +51,7 @@ pub const CALLS: [Call; 5] = [
 ];
 
 impl Call {
-    /// Returns the path of the collection in all namespaces.
+    /// The path of the collection in all namespaces.
     pub fn path(&self) -> String {
         match self.group {
             "" => format!("/api/{}/{}", self.version, self.resource),

@@ -1,5 +1,5 @@
-//! Follows one kind of objects: lists it, watches it, and comes back after
-//! every failure. The last known state stays in force all the while.
+//! Follows one kind of objects: lists it, watches it, and resumes after every failure. Meanwhile
+//! the last known state stays in use.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -32,25 +32,25 @@ use crate::{api_client::Access, log_once::LogOnce, watch::SourceHealth};
 
 /// Number of objects on a page of a list, as in client-go.
 const PAGE: u32 = 500;
-/// The server ends a watch after this many seconds, up to twice as many by
-/// chance, as for client-go.
+/// The server ends a watch after this many seconds, or a random time up to twice as long, as for
+/// client-go.
 const WATCH: u32 = 300;
 const OVERDUE: Duration = Duration::from_secs(30);
-/// A watch that brought an event or lasted this long shows that the server is
-/// well.
+/// A watch that brought an event or lasted this long proves that the server is well.
 const PROVEN: Duration = Duration::from_secs(5);
 /// A watch that ends sooner, without an event, is a failure.
 const SHORT: Duration = Duration::from_secs(1);
-/// After so many watches in a row that failed before they showed anything, everything is listed
-/// anew: from where they resume, the server may fail each time. client-go lists after each.
+/// After this many watches in a row that failed before they showed anything, everything is listed
+/// again: from the point where they resume, the server may fail each time. client-go lists after
+/// each.
 const FUTILE: u32 = 3;
 /// Longest pause while the server does not answer, and for `RECOVERY` after it answered again. A
-/// change made once it is back should take effect within 3 s.
+/// change made after its return should take effect within 3 s.
 const OUTAGE: Duration = Duration::from_secs(2);
 /// A server that starts refuses requests for some seconds.
 const RECOVERY: Duration = Duration::from_secs(30);
 
-/// What all kinds share.
+/// State shared by all kinds.
 pub(super) struct Context<'a> {
     pub(super) access: &'a Access,
     pub(super) server: &'a Server,
@@ -67,15 +67,15 @@ pub(super) struct Follower<'a, K: Kind> {
     intake: Intake<'a, K>,
     changes: &'a Notify,
     pauses: Pauses,
-    /// Whether a watch that should have listed everything broke off before it had: then the next
-    /// list comes in pages, in case a proxy before the server buffers streams.
+    /// Whether a watch that should have listed everything broke off before the end: then the next
+    /// list comes in pages, in case a proxy in front of the server buffers streams.
     unfinished: bool,
-    /// Whether everything was listed anew since the server was last well.
+    /// Whether everything was listed again since the server was last well.
     expired: bool,
     /// Whether it was logged that the server does not have such objects.
     is_absent: bool,
     reach: Reach<'a>,
-    /// How many watches in a row failed before they showed that they work.
+    /// Number of watches in a row that failed before they showed that they work.
     futile: u32,
     outage: Option<Outage>,
 }
@@ -83,13 +83,13 @@ pub(super) struct Follower<'a, K: Kind> {
 /// Whether the server answers at all.
 enum Reach<'a> {
     Answers,
-    /// The last request had no answer. With the turn, the next one may be made.
+    /// The last request had no answer. The holder of the turn may make the next one.
     Silent(Option<MutexGuard<'a, ()>>),
     /// It has answered again since then.
     AnswersAgain(Instant),
 }
 
-/// How far a watch is.
+/// The progress of a watch.
 struct Progress {
     /// When it began to show changes.
     since: Instant,
@@ -134,7 +134,7 @@ impl<'a, K: Kind> Follower<'a, K> {
         }
     }
 
-    /// Follows the objects for ever.
+    /// Follows the objects forever.
     pub(super) async fn run(mut self) {
         loop {
             let result = match self.intake.version() {
@@ -183,7 +183,7 @@ impl<'a, K: Kind> Follower<'a, K> {
         }
     }
 
-    /// Logs a failure once, and returns how long to wait.
+    /// Logs a failure once, and returns the pause after it.
     fn failed(&mut self, failure: &Failure) -> Duration {
         if *failure == Failure::Expired {
             debug!("{}: {failure}; listing them again", K::PLURAL);
@@ -223,7 +223,7 @@ impl<'a, K: Kind> Follower<'a, K> {
         outage.failures += 1;
         let text = failure.to_string();
         debug!("{}: {text}; trying again in {pause:?}", K::PLURAL);
-        // A stream that breaks once is an API server being restarted.
+        // A stream that breaks once means that an API server is being restarted.
         let by_chance =
             outage.failures == 1 && matches!(failure, Failure::Broken(_) | Failure::Silent(_));
         if !by_chance {
@@ -272,7 +272,7 @@ impl<'a, K: Kind> Follower<'a, K> {
         if !std::mem::take(&mut self.unfinished) && self.server.may_stream() {
             match self.list_by_watch().await {
                 Err(Failure::Unsupported(text)) => self.server.does_not_stream(&text),
-                // A stream that broke: a proxy before the server may buffer streams.
+                // A broken stream: a proxy in front of the server may buffer streams.
                 Err(Failure::Broken(text)) if std::mem::take(&mut self.unfinished) => {
                     debug!(
                         "{}: no streaming list ({text}); listing in pages",
@@ -290,8 +290,8 @@ impl<'a, K: Kind> Follower<'a, K> {
             send_initial_events: true,
             ..self.watch_params()
         };
-        // Without a version: at least as new as this request, also where the
-        // server's cache lags behind (`resourceVersion=0` would not be).
+        // Without a version: at least as new as this request, even if the server's cache lags
+        // behind (with `resourceVersion=0` it would not be).
         let request = self.watch_from(&params, "");
         let response = self.ask(request).await?;
         self.intake.begin_list();
@@ -342,7 +342,7 @@ impl<'a, K: Kind> Follower<'a, K> {
         };
         let read = self.read_lines(response, params, &mut progress).await;
         match &read {
-            // One that the server ended in good order was no failure.
+            // A watch that the server ended properly was no failure.
             Ok(()) => self.works(progress.since),
             Err(Failure::Expired) => {}
             Err(_) if progress.is_proven || self.intake.is_listing() => {}
@@ -376,7 +376,7 @@ impl<'a, K: Kind> Follower<'a, K> {
             match next {
                 Ok(line) => {
                     self.intake.line(line).map_err(|failure| match failure {
-                        // What the server sends is no list: it may know pages.
+                        // The answer of the server is not a list: it may support pages.
                         Failure::Broken(text) | Failure::Silent(text) if listing => {
                             Failure::Unsupported(text)
                         }
@@ -406,7 +406,7 @@ impl<'a, K: Kind> Follower<'a, K> {
                     let text = "the server ended the watch at once";
                     return Err(Failure::Broken(text.to_owned()));
                 }
-                // It was only looked whether it still lasts.
+                // This wait only checked whether the watch still lasts.
                 Err(End::Silent) if patience < left => {}
                 Err(End::Silent | End::Clean) => return Ok(()),
             }
@@ -472,11 +472,11 @@ impl<'a, K: Kind> Follower<'a, K> {
         self.unfinished = false;
         self.is_absent = false;
         self.health.is_complete(K::PLURAL);
-        // If it was listed because watches failed, the next one may fail, too.
+        // If it was listed because watches failed, the next watch may fail, too.
         if self.futile == 0 {
             self.works(Instant::now());
         }
-        // Also after an empty list: that there are no objects is known now.
+        // Even after an empty list: it is now known that there are no objects.
         self.changes.notify_one();
     }
 }

@@ -33,7 +33,7 @@ const INITIAL_END: &str = "k8s.io/initial-events-end";
 /// Maximum size of a list, in bytes. Lists of the largest clusters have some hundred MiB.
 const LONGEST_LIST: usize = 1 << 30;
 
-/// Maximum number of addresses of a Service that are remembered if it cannot be used.
+/// Maximum number of addresses that are remembered of an unusable Service.
 const MOST_ADDRESSES: usize = 100;
 
 /// A page of a list, without its objects.
@@ -64,20 +64,19 @@ struct WatchLine<'a> {
 pub(super) struct Intake<'a, K: Kind> {
     names: &'a Mutex<Names>,
     known: &'a Mutex<Known<K>>,
-    /// The version at which a watch resumes; `None`: everything is to be
-    /// listed.
+    /// The version at which a watch resumes; `None`: everything must be listed.
     version: Option<String>,
-    /// Whether the objects that come are part of a list.
+    /// Whether the arriving objects are part of a list.
     listing: bool,
-    /// How many the list has brought.
+    /// Number of objects in the list so far.
     listed: usize,
-    /// How many bytes they had.
+    /// Their size in bytes.
     listed_bytes: usize,
-    /// Hash of the warning that was logged last, for each object that has one.
+    /// Hash of the last logged warning, for each object that has one.
     warnings: HashMap<K::Name, u64>,
-    /// Those of them that the list has brought.
+    /// Those of them that were in the list.
     warned: HashSet<K::Name>,
-    /// Where it is recorded which objects cannot be used.
+    /// Records which objects cannot be used.
     health: Option<&'a SourceHealth>,
 }
 
@@ -104,24 +103,22 @@ impl<'a, K: Kind> Intake<'a, K> {
         }
     }
 
-    /// Returns the version at which a watch resumes; `None`: everything is to
-    /// be listed.
+    /// Returns the version at which a watch resumes; `None`: everything must be listed.
     pub(super) fn version(&self) -> Option<&str> {
         self.version.as_deref()
     }
 
-    /// Returns how many objects the last list has brought.
+    /// Number of objects in the last list.
     pub(super) fn listed(&self) -> usize {
         self.listed
     }
 
-    /// Returns whether the objects that come are part of a list that is not
-    /// complete.
+    /// Returns whether the arriving objects are part of an incomplete list.
     pub(super) fn is_listing(&self) -> bool {
         self.listing
     }
 
-    /// Returns whether there are changes to send on.
+    /// Returns whether there are changes to forward.
     pub(super) fn has_changes(&self) -> bool {
         self.known.lock().has_changes()
     }
@@ -131,7 +128,7 @@ impl<'a, K: Kind> Intake<'a, K> {
         self.known.lock().settle();
     }
 
-    /// Forgets the version: everything is to be listed.
+    /// Forgets the version, so that everything is listed again.
     pub(super) fn expire(&mut self) {
         self.version = None;
     }
@@ -210,7 +207,7 @@ impl<'a, K: Kind> Intake<'a, K> {
         Ok(())
     }
 
-    /// Decodes an object that came or changed, or is on the list.
+    /// Decodes an object that was added or changed, or is on the list.
     fn came(&mut self, object: &RawValue) -> Result<(), Failure> {
         if self.listing {
             self.listed += 1;
@@ -266,7 +263,7 @@ impl<'a, K: Kind> Intake<'a, K> {
         Ok(())
     }
 
-    /// Records that there is no room for an object. A list is not used in part.
+    /// Records that there is no room for an object. A partial list is not used.
     fn no_room(&mut self, name: &K::Name) -> Result<(), Failure> {
         let limit = MOST_KEPT >> 20;
         let text = format!("all {} together are larger than {limit} MiB", K::PLURAL);
@@ -296,8 +293,7 @@ impl<'a, K: Kind> Intake<'a, K> {
         }
     }
 
-    /// Logs a warning about an object unless it is the one that was logged
-    /// last.
+    /// Logs a warning about an object unless it equals the last one.
     fn warn_once(&mut self, name: &K::Name, text: &str) {
         let mut hasher = DefaultHasher::new();
         text.hash(&mut hasher);
@@ -324,8 +320,8 @@ impl<'a, K: Kind> Intake<'a, K> {
         Ok(())
     }
 
-    /// Has a watch resume at `version`, that of an object, unless the object is part of a list:
-    /// those come in any order.
+    /// Lets a watch resume at `version`, that of an object, unless the object is part of a list:
+    /// its objects come in any order.
     fn changed_at(&mut self, version: Option<&str>) -> Result<(), Failure> {
         if self.listing {
             return Ok(());
@@ -333,9 +329,9 @@ impl<'a, K: Kind> Intake<'a, K> {
         self.advance(version)
     }
 
-    /// Has a watch resume at `version`. Versions of one resource can be compared as numbers
-    /// (KEP-5504), and a watch sends them in order: if one is lower than the last, etcd was
-    /// restored, say, and what is known here may be of a time that the server does not know.
+    /// Lets a watch resume at `version`. Versions of one resource can be compared as numbers
+    /// (KEP-5504), and a watch sends them in order: a version lower than the last may mean that
+    /// etcd was restored, and that the state known here is of a time that the server does not know.
     fn advance(&mut self, version: Option<&str>) -> Result<(), Failure> {
         let Some(version) = version.filter(|version| !version.is_empty()) else {
             let text = "an event without a resourceVersion";
@@ -362,7 +358,7 @@ fn unreadable(what: &str, error: &serde_json::Error) -> Failure {
     Failure::Broken(format!("{what} cannot be read: {error}"))
 }
 
-/// Returns the addresses that a Service names, as far as they can be read.
+/// Collects the addresses that a Service names, as far as they can be parsed.
 fn addresses(object: &RawValue) -> Vec<IpAddr> {
     let object: Value = serde_json::from_str(object.get()).unwrap_or_default();
     let spec = &object["spec"];
@@ -396,8 +392,7 @@ fn page<K: Kind>(intake: &mut Intake<'_, K>, body: &[u8]) -> Result<Option<Strin
     intake.end_page(&splitter.end().map_err(Failure::Broken)?)
 }
 
-/// Reads `line` as a line of a watch and as a page of a list; for tests with bytes from
-/// anywhere.
+/// Reads `line` as a line of a watch and as a page of a list; for tests with arbitrary bytes.
 #[cfg(any(test, fuzzing))]
 pub fn read_anything(line: &[u8]) {
     fn read<K: Kind>(line: &[u8]) {

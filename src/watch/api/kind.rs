@@ -29,27 +29,26 @@ pub(super) trait Kind:
     /// in kube-proxy since 1.36 (`cmd/kube-proxy/app/server.go`, kubernetes
     /// #134623): each label counts on the kind that it is defined for.
     ///
-    /// kube-proxy also selects `spec.clusterIP!=None` of Services, which
-    /// servers before 1.31 refuse as an unknown field; headless Services reduce
-    /// to next to nothing here, so that this does without.
+    /// kube-proxy also selects `spec.clusterIP!=None` of Services, which servers before 1.31 refuse
+    /// as an unknown field; headless Services reduce to almost nothing here, so this field is not
+    /// used.
     const LABELS: Option<&str>;
 
-    /// Whether the server is asked for metadata alone.
+    /// Whether only metadata is requested from the server.
     const METADATA_ONLY: bool = false;
-    /// Whether the program goes on without these objects where the server
-    /// withholds them. For others it waits, as their absence would be taken for
-    /// an empty cluster.
+    /// Whether the program continues without these objects if the server withholds them. For others
+    /// it waits, because their absence would look like an empty cluster.
     const DISPENSABLE: bool = false;
-    /// What follows where the server is too old to have these objects, which is no fault; `None`:
+    /// The consequence if the server is too old to have these objects, which is no fault; `None`:
     /// each server has them.
     const WITHOUT: Option<&str> = None;
 
-    /// Returns whether the object is used; one that is not counts as gone.
+    /// Returns whether the object is used; an unused one counts as gone.
     fn is_used(&self) -> bool {
         true
     }
 
-    /// Returns about how many bytes the object takes.
+    /// Estimates the size of the object in bytes.
     fn size(&self) -> usize {
         SMALL
     }
@@ -62,7 +61,7 @@ pub(super) trait Kind:
     fn gone(name: Self::Name) -> Event;
 }
 
-/// About how many bytes an object takes with its names, apart from what it has any number of.
+/// Approximate size of an object with its names in bytes, without its lists.
 const SMALL: usize = 300;
 
 /// Returns namespace and name; `None` without a name.
@@ -152,7 +151,7 @@ impl Kind for EndpointSlice {
     }
 }
 
-/// Servers before 1.33 have none in this version.
+/// Servers before 1.33 do not have it in this version.
 impl Kind for ServiceCidr {
     type Wire = wire::ServiceCidr;
     const PLURAL: &str = "ServiceCIDRs";

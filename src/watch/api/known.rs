@@ -1,5 +1,5 @@
-//! The objects of one kind as last received from the server, and which changes
-//! of them were not sent on yet.
+//! The objects of one kind as last received from the server, and the changes that were not sent
+//! yet.
 
 use std::sync::Arc;
 
@@ -14,20 +14,20 @@ pub(super) const MOST_KEPT: usize = 128 << 20;
 
 /// The objects of one kind.
 ///
-/// What changed is remembered as a set of names, and sent as the objects then
-/// are: however slow the receiver, no more waits for it than there are objects,
-/// and a storm of changes to one object is a single event.
+/// Changes are remembered as a set of names, and sent as the current objects: however slow the
+/// receiver, no more changes wait for it than there are objects, and a storm of changes to one
+/// object results in a single event.
 pub(super) struct Known<K: Kind> {
     objects: ByName<Entry<K>>,
-    /// Size of the objects that the last list had or watches brought since then, in bytes.
+    /// Size in bytes of the objects in the last list and of those that watches brought since then.
     size: usize,
     unsent: HashSet<K::Name>,
-    /// What changed before a list was begun, as it was then; `None`: it was gone.
+    /// Changes from before a list was begun, with the object of that time; `None`: it was gone.
     before_list: HashMap<K::Name, Option<Arc<K>>>,
-    /// Number of lists that were begun.
+    /// Number of lists that have begun.
     list: u32,
-    /// Whether a list has begun and none is complete since. Meanwhile nothing is sent: in half a
-    /// list an endpoint may be gone from one slice and not yet be in the other.
+    /// Whether a list is incomplete. Meanwhile nothing is sent: in half a list an endpoint may be
+    /// gone from one slice and not yet be in the other.
     listing: bool,
     settled: bool,
 }
@@ -36,7 +36,7 @@ struct Entry<K> {
     object: Arc<K>,
     /// Number of the last list that the object was in.
     list: u32,
-    /// Number of the list that was the last one when the object came.
+    /// Number of the latest list when the object arrived.
     since: u32,
 }
 
@@ -61,8 +61,9 @@ impl<K: Kind> Known<K> {
         }
     }
 
-    /// Begins a list. Objects that came with one that was not finished are forgotten, so that no
-    /// number of such lists fills the memory. What changed before it need not wait for its end.
+    /// Begins a list. Objects that arrived in an unfinished one are forgotten, so that repeated
+    /// unfinished lists do not fill the memory. Changes from before the list need not wait for its
+    /// end.
     pub(super) fn begin_list(&mut self) {
         if self.listing {
             let (list, unsent) = (self.list, &mut self.unsent);
@@ -84,13 +85,13 @@ impl<K: Kind> Known<K> {
         self.listing = true;
     }
 
-    /// Returns an object as it is now; `None`: it is gone.
+    /// Returns the current version of an object; `None`: it is gone.
     fn object(&self, name: &K::Name) -> Option<Arc<K>> {
         let entry = self.objects.get(name)?;
         Some(Arc::clone(&entry.object))
     }
 
-    /// Ends a complete list: what was not in it is gone.
+    /// Ends a complete list: objects that were not in it are gone.
     pub(super) fn end_list(&mut self) {
         let (list, unsent) = (self.list, &mut self.unsent);
         self.objects.retain(|entry| {
@@ -135,8 +136,8 @@ impl<K: Kind> Known<K> {
         true
     }
 
-    /// Counts an object as listed whose new version cannot be used: the version before stays in
-    /// use. Returns whether there is one.
+    /// Counts an object as listed although its new version cannot be used: the previous version
+    /// stays in use. Returns whether there is one.
     pub(super) fn preserve(&mut self, name: &K::Name) -> bool {
         let Some(entry) = self.objects.get_mut(name) else {
             return false;
@@ -167,12 +168,12 @@ impl<K: Kind> Known<K> {
         self.settled
     }
 
-    /// Returns whether there are changes to send on.
+    /// Returns whether there are changes to forward.
     pub(super) fn has_changes(&self) -> bool {
         !self.before_list.is_empty() || !self.listing && !self.unsent.is_empty()
     }
 
-    /// Appends what changed to `events`, except what a list under way brought.
+    /// Appends the changes to `events`, except those that an incomplete list brought.
     pub(super) fn send_changes(&mut self, events: &mut Vec<Event>) {
         let event = |name, object| match object {
             Some(object) => K::came(object),
@@ -183,7 +184,7 @@ impl<K: Kind> Known<K> {
         if self.listing {
             return;
         }
-        // The set itself is dropped: after the first list it is large.
+        // The set itself is dropped: it is large after the first list.
         for name in std::mem::take(&mut self.unsent) {
             let object = self.object(&name);
             events.push(event(name, object));
@@ -212,7 +213,7 @@ mod tests {
         assert!(known.put(node(name, zone)));
     }
 
-    /// Returns what is sent, as `name=zone` or `-name`, sorted.
+    /// Returns the sent events, as `name=zone` or `-name`, sorted.
     fn sent(known: &mut Known<Node>) -> Vec<String> {
         let mut events = Vec::new();
         known.send_changes(&mut events);
@@ -250,7 +251,7 @@ mod tests {
         put(&mut known, "a", "1");
         put(&mut known, "b", "2");
         assert_eq!(sent(&mut known), [""; 0], "half a list");
-        // It broke; the next one is complete, and c is not in it.
+        // It broke off; the next one is complete, and c is not in it.
         known.begin_list();
         put(&mut known, "b", "2");
         put(&mut known, "d", "1");
@@ -309,14 +310,14 @@ mod tests {
             let fit = fit.count();
             assert!((2..10).contains(&fit), "{fit}");
         }
-        // What lists brought that were not finished is forgotten.
+        // The objects of unfinished lists are forgotten.
         known.begin_list();
         for name in ["a", "b", "c"] {
             put(&mut known, name, "1");
         }
         known.end_list();
         assert_eq!(sent(&mut known), [""; 0]);
-        // The same limit holds for what watches bring; one that is gone makes room.
+        // The same limit holds for objects that watches bring; a deleted one makes room.
         let fit = (0..20).take_while(|i| known.put(large(&format!("z{i}"))));
         let fit = fit.count();
         assert!(!known.put(large("more")));

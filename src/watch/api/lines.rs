@@ -7,22 +7,22 @@ use http_body_util::BodyExt;
 use kube::client::Body;
 use tokio::time::timeout;
 
-/// Longest line or object that is read, in bytes. An object in etcd has at most some MiB, so that a
-/// longer one comes from a server or proxy that never ends it. Decoded, it may take ten times as
-/// much.
+/// Maximum length of a line or object in bytes. An object in etcd has at most some MiB, so a longer
+/// one comes from a server or proxy that never ends it. Decoded, it may take ten times as much
+/// memory.
 pub(super) const LONGEST: usize = 16 << 20;
 
-/// A body that comes line by line.
+/// A body that is read line by line.
 pub(super) struct Lines {
     body: Body,
     buffer: BytesMut,
-    /// No line ends before this place of the buffer.
+    /// No line ends before this position of the buffer.
     searched: usize,
-    /// Length of the line that was returned last.
+    /// Length of the last returned line.
     taken: usize,
 }
 
-/// How a body ended.
+/// The end of a body.
 #[derive(Debug)]
 pub(super) enum End {
     /// It ended between two lines, as it should.
@@ -43,10 +43,10 @@ impl Lines {
         }
     }
 
-    /// Returns the next line that is not blank. Waits at most `patience` from
-    /// one piece of it to the next.
+    /// Returns the next line that is not blank. Waits at most `patience` from one piece of it to
+    /// the next.
     pub(super) async fn next(&mut self, patience: Duration) -> Result<&[u8], End> {
-        // Only now, since the caller had it borrowed.
+        // Only now, because the caller had borrowed it.
         let _ = self.buffer.split_to(self.taken);
         self.taken = 0;
         loop {

@@ -1,27 +1,23 @@
 //! Objects from the API server.
 //!
-//! `ask` makes one request, with the connection and credentials of
-//! `api_client`. `follow` lists and watches one kind of objects and comes back
-//! after every failure; `intake` decodes and reduces what it gets, one object
-//! at a time, with the types of `wire` and `kind`. `known` has the objects and
-//! the changes that were not sent on yet; this file brings the kinds together
-//! and sends batches.
+//! `ask` makes one request, with the connection and credentials of `api_client`. `follow` lists and
+//! watches one kind of objects and resumes after every failure; `intake` decodes and reduces the
+//! answers, one object at a time, with the types of `wire` and `kind`. `known` holds the objects
+//! and the changes that were not sent yet; this file combines the kinds and sends batches.
 //!
 //! # Calls
-//! [`CALLS`] has all calls that are made; RBAC has to allow these and no
-//! others. Services and EndpointSlices are requested in all namespaces, with a
-//! label selector; this node's own Node with the field selector
-//! `metadata.name`, never by `get`. Other Nodes change every few seconds in a
-//! large cluster: they are requested only if their weights are to count, and
-//! then for the metadata alone.
+//! [`CALLS`] lists all calls; RBAC must allow these and no others. Services and EndpointSlices are
+//! requested in all namespaces, with a label selector; this node's own Node with the field selector
+//! `metadata.name`, never by `get`. Other Nodes change every few seconds in a large cluster: they
+//! are requested only if their weights count, and then only their metadata.
 //!
-//! A streaming list (KEP-3157) is a watch with `sendInitialEvents`; the server
-//! asks for the verb `watch` then.
+//! A streaming list (KEP-3157) is a watch with `sendInitialEvents`; the server then requires the
+//! verb `watch`.
 //!
 //! Events are created by `crate::events`, through [`Access::client`].
 //!
-//! ServiceCIDRs are watched for nftables mode alone, which drops what is sent to
-//! cluster IPs that no Service has, as in kube-proxy.
+//! ServiceCIDRs are watched only for nftables mode, which drops packets to cluster IPs that no
+//! Service has, as in kube-proxy.
 
 use std::{sync::Arc, time::Duration};
 
@@ -63,15 +59,15 @@ pub use intake::read_anything;
 
 pub use calls::{CALLS, Call};
 
-/// Changes that are near in time become one batch: the changes of a roll-out
-/// come in pairs, a Service with its slice or one slice with the next.
+/// Changes within a short time become one batch: a roll-out changes objects in pairs, a Service
+/// with its slice or one slice with the next.
 const GATHER: Duration = Duration::from_millis(2);
-/// How long Services and EndpointSlices, once they are complete, wait for the first list of
-/// what the program can do without. kube-proxy waits as long for its Node
-/// (`cmd/kube-proxy/app/server.go`, `getNodeIPs`).
+/// How long complete Services and EndpointSlices wait for the first list of objects that the
+/// program can do without. kube-proxy waits as long for its Node (`cmd/kube-proxy/app/server.go`,
+/// `getNodeIPs`).
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Which objects to follow, and the pauses after failures.
+/// The objects to follow, and the pauses after failures.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Name of this node in the API.
@@ -82,9 +78,9 @@ pub struct Settings {
     pub service_cidrs: bool,
     /// Longest pause after a first failure; it doubles with each further one.
     pub first_pause: Duration,
-    /// Limit of these pauses. Half of each pause is left to chance.
+    /// Limit of these pauses. Half of each pause is random.
     pub longest_pause: Duration,
-    /// Records how following the objects goes.
+    /// Records the progress of following the objects.
     pub health: Arc<SourceHealth>,
 }
 
@@ -103,13 +99,14 @@ impl Settings {
     }
 }
 
-/// Follows Services, EndpointSlices, this Node, and on request the weights of
-/// others and ServiceCIDRs, in a task of its own on the Tokio runtime that this is called in.
+/// Follows Services, EndpointSlices, this Node, and on request the weights of other Nodes and
+/// ServiceCIDRs, in a separate task on the current Tokio runtime.
 ///
 /// The first batch has all objects. It is sent once Services and EndpointSlices are complete and
-/// each other kind is complete, absent or forbidden, or 30 s after the former are. Each later batch
-/// has what changed in reduced form, each object at most once. Whatever happens to the server, the
-/// last known state stays in use. The task ends when the receiver of `batches` is dropped.
+/// each other kind is complete, absent or forbidden, or 30 s after the former are complete. Each
+/// later batch has the changes in reduced form, each object at most once. Whatever happens to the
+/// server, the last known state stays in use. The task ends when the receiver of `batches` is
+/// dropped.
 pub fn spawn(access: Access, settings: Settings, batches: mpsc::Sender<Batch>) {
     tokio::spawn(async move {
         tokio::select! {
@@ -123,8 +120,8 @@ struct Objects {
     services: Mutex<Known<Service>>,
     slices: Mutex<Known<EndpointSlice>>,
     node: Mutex<Known<Node>>,
-    /// `None`: weights of Nodes do not count, not even that of this node, as
-    /// there would be none to compare it with.
+    /// `None`: weights of Nodes do not count, not even that of this node, because there would be
+    /// none to compare it with.
     elsewhere: Option<Mutex<Known<Elsewhere>>>,
     /// `None`: they are not followed.
     service_cidrs: Option<Mutex<Known<ServiceCidr>>>,
@@ -192,7 +189,7 @@ async fn follow_all(access: &Access, settings: &Settings, sender: &mpsc::Sender<
     }
 }
 
-/// Follows objects of a kind that need not be followed.
+/// Follows a kind of objects, if that is configured.
 async fn run_if_any<K: Kind>(follower: Option<Follower<'_, K>>) {
     if let Some(follower) = follower {
         follower.run().await;
@@ -205,7 +202,7 @@ fn is_settled<K: Kind>(followed: Option<&Mutex<Known<K>>>) -> bool {
 }
 
 impl Objects {
-    /// Sends what changed, until the receiver is dropped.
+    /// Sends changes until the receiver is dropped.
     async fn send(&self, changes: &Notify, sender: &mpsc::Sender<Batch>) {
         self.settled(changes).await;
         let mut first = true;
@@ -214,7 +211,7 @@ impl Objects {
                 changes.notified().await;
             }
             sleep(GATHER).await;
-            // The receiver may be busy; what changes meanwhile becomes part of the batch.
+            // The receiver may be busy; changes in the meantime become part of the batch.
             let Ok(place) = sender.reserve().await else {
                 return;
             };

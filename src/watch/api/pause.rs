@@ -1,16 +1,16 @@
-//! How long to wait after a failure.
+//! The pause after a failure.
 
 use std::{
     hash::{BuildHasher, RandomState},
     time::Duration,
 };
 
-/// The longest pause that a server can demand: a faulty proxy before it could otherwise make the
-/// node miss every change of Services for as long as it says.
+/// The longest pause that a server can demand: otherwise a faulty proxy in front of it could make
+/// the node miss every change of Services for any time.
 pub(super) const MOST_ASKED: Duration = Duration::from_secs(5 * 60);
 
-/// Pauses that double from `first` to `longest`, each with half of it left to
-/// chance, so that the nodes of a cluster do not come back all at once.
+/// Pauses that double from `first` to `longest`, half of each being random, so that the nodes of a
+/// cluster do not return all at once.
 #[derive(Debug)]
 pub(super) struct Pauses {
     first: Duration,
@@ -29,16 +29,16 @@ impl Pauses {
         }
     }
 
-    /// Returns how long to wait after one more failure, at most `most`.
+    /// Returns the pause after one more failure, at most `most`.
     pub(super) fn next(&mut self, most: Duration) -> Duration {
         let doubled = self.first.saturating_mul(1 << self.failures.min(20));
         self.failures = self.failures.saturating_add(1);
         self.scatter(doubled.min(self.longest).min(most))
     }
 
-    /// Returns how long to wait after a failure for which the server demands a pause of `minimum`,
-    /// which counts up to [`MOST_ASKED`]. A random time up to `most` is added, so that not all
-    /// nodes come back at once.
+    /// Returns the pause after a failure for which the server demands at least `minimum`, which
+    /// counts up to [`MOST_ASKED`]. A random time up to `most` is added, so that not all nodes
+    /// return at once.
     pub(super) fn at_least(&mut self, minimum: Duration, most: Duration) -> Duration {
         minimum.min(MOST_ASKED) + self.next(most)
     }

@@ -1,4 +1,4 @@
-//! What is known of the API server, whichever kind of objects it was asked for.
+//! The state of the API server, shared by all kinds of objects.
 
 use std::time::Duration;
 
@@ -6,9 +6,9 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tracing::{debug, info};
 
-/// How long a kind waits for its turn, where a request of another one has no answer.
+/// How long a kind waits for its turn, while a request of another one has no answer.
 pub(super) const TURN: Duration = Duration::from_secs(30);
-/// The server may be replaced by one that lists by watch: it is tried again after this time.
+/// The server may be replaced by one that lists by watch: this is tried again after this time.
 const STREAM_AGAIN: Duration = Duration::from_secs(3600);
 
 #[derive(Default)]

@@ -1,23 +1,24 @@
-//! Splits the body of a list into its objects as it arrives: however many the server sends, one of
-//! them is in memory in full.
+//! Splits the body of a list into its objects as it arrives: however many the server sends, only
+//! one of them is completely in memory.
 
 use bytes::{Buf, BytesMut};
 
 use super::lines::LONGEST;
 
-/// Longest part of a list that is not an object: its metadata, with the token of the next page.
+/// Maximum length of the part of a list that is not an object: its metadata, with the token of the
+/// next page.
 const LONGEST_REST: usize = 1 << 20;
 
-/// A list that arrives in pieces. Only strings, brackets and commas count here; whoever decodes the
-/// parts notices what is not JSON.
+/// A list that arrives in pieces. Only strings, brackets and commas count here; the decoder of the
+/// parts notices invalid JSON.
 #[derive(Default)]
 pub(super) struct Splitter {
     buffer: BytesMut,
     /// The bytes of the buffer before this position were examined.
     at: usize,
-    /// Length of what was returned last, with the bytes around it.
+    /// Length of the last returned part, with the bytes around it.
     taken: usize,
-    /// Where the object begins that is being read.
+    /// Start of the object that is being read.
     start: Option<usize>,
     /// The list without its objects.
     rest: Vec<u8>,
@@ -25,7 +26,7 @@ pub(super) struct Splitter {
     in_items: bool,
     in_string: bool,
     escaped: bool,
-    /// The beginning of the last string in the outermost object: the key of what follows.
+    /// The beginning of the last string in the outermost object: the key of the next value.
     key: Vec<u8>,
 }
 
@@ -46,7 +47,7 @@ impl Splitter {
     /// # Errors
     /// When a part of the list is too long.
     pub(super) fn next(&mut self) -> Result<Option<&[u8]>, String> {
-        // Only now, since the caller had it borrowed.
+        // Only now, because the caller had borrowed it.
         self.buffer.advance(std::mem::take(&mut self.taken));
         while let Some(&byte) = self.buffer.get(self.at) {
             self.at += 1;
@@ -97,7 +98,7 @@ impl Splitter {
         Ok(self.rest)
     }
 
-    /// Examines a byte. Returns which boundary of the objects it is.
+    /// Examines a byte. Returns which boundary of an object it is.
     fn boundary(&mut self, byte: u8) -> Option<Boundary> {
         if self.in_string {
             match byte {
@@ -145,7 +146,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the objects and the rest of a list that arrives in pieces of that length.
+    /// Splits a list that arrives in pieces of that length into its objects and the rest.
     fn split(text: &[u8], length: usize) -> Result<(Vec<String>, String), String> {
         let mut splitter = Splitter::default();
         let mut items = Vec::new();

@@ -1,4 +1,4 @@
-//! Scans the folder itself: which files there are, and what is new in them.
+//! Scans the folder itself: lists its files, and reads new content.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,8 +11,8 @@ use std::{
 
 use super::{folder::Found, path::ManifestPath};
 
-/// Largest file that is read, in bytes: room for some 50,000 Services, and
-/// little enough that a stray image does not take the node's memory.
+/// Maximum size of a file in bytes: room for some 50,000 Services, and little enough that a stray
+/// image does not exhaust the node's memory.
 const LARGEST_FILE: u64 = 64 << 20;
 
 /// Identity and age of a file's content; equal stamps mean equal content unless
@@ -42,7 +42,7 @@ pub(super) struct Scan {
     pub(super) changed_while_read: BTreeSet<OsString>,
 }
 
-/// What decides which files are read.
+/// The files to read.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Selection {
     /// Stamps of the files that were in the folder at the last scan.
@@ -56,8 +56,8 @@ pub(super) struct Selection {
 /// Lists the folder and reads what may have changed.
 ///
 /// # Errors
-/// When the folder cannot be listed, or does not have the only file that counts; nothing is known
-/// about its files then.
+/// When the folder cannot be listed, or lacks the only relevant file; nothing is then known about
+/// its files.
 pub(super) fn scan(path: &ManifestPath, selection: Selection) -> io::Result<Scan> {
     let dir = &path.dir;
     let mut scan = Scan::default();
@@ -82,7 +82,7 @@ pub(super) fn scan(path: &ManifestPath, selection: Selection) -> io::Result<Scan
         let stamp = match std::fs::metadata(&path) {
             Ok(metadata) if metadata.is_dir() => continue,
             Ok(metadata) => Some(Stamp::of(&metadata)),
-            // A link to nothing, or a file that is just being removed.
+            // A dangling link, or a file that is just being removed.
             Err(error) if error.kind() == io::ErrorKind::NotFound && !path.is_symlink() => continue,
             Err(_) => None,
         };

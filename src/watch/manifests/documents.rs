@@ -1,5 +1,4 @@
-//! Splits a file into its documents, so that a broken one does not hide those
-//! after it.
+//! Splits a file into its documents, so that a broken one does not hide those after it.
 
 use serde::de::IgnoredAny;
 
@@ -10,13 +9,12 @@ pub(super) struct Document<'a> {
     pub(super) number: usize,
     /// The line of the file on which `text` begins, from 1.
     pub(super) first_line: usize,
-    /// The document, with its `---` line where it has one.
+    /// The document, including its `---` line if it has one.
     pub(super) text: &'a str,
 }
 
-/// Splits a YAML stream at its document markers. That is a matter of lines
-/// alone: YAML forbids a marker at the start of a line inside any scalar (YAML
-/// 1.2.2, production 206 `c-forbidden`).
+/// Splits a YAML stream at its document markers. Lines suffice for that: YAML forbids a marker at
+/// the start of a line inside any scalar (YAML 1.2.2, production 206 `c-forbidden`).
 pub(super) fn split_yaml(text: &str) -> Vec<Document<'_>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut documents = Vec::new();
@@ -24,8 +22,7 @@ pub(super) fn split_yaml(text: &str) -> Vec<Document<'_>> {
     let mut offset = 0;
     for (line_number, line) in (1..).zip(text.split_inclusive('\n')) {
         if is_marker(line, "---") {
-            // Text before the first marker is a document of its own only if it
-            // has content.
+            // Text before the first marker is a separate document only if it has content.
             if open.marked || open.has_content {
                 open.close(&text[open.offset..offset], &mut documents);
                 open = Open::at(offset, line_number);
@@ -44,9 +41,9 @@ pub(super) fn split_yaml(text: &str) -> Vec<Document<'_>> {
     documents
 }
 
-/// Splits a JSON file into its values: one after the other, or between `---`
-/// lines as `kubectl` takes them too. From the first syntax error on the rest
-/// is one document, since the start of the next value is unknown.
+/// Splits a JSON file into its values: one after the other, or between `---` lines, which `kubectl`
+/// accepts, too. From the first syntax error on the rest is one document, since the start of the
+/// next value is unknown.
 pub(super) fn split_json(text: &str) -> Vec<Document<'_>> {
     let mut documents: Vec<Document<'_>> = Vec::new();
     for section in split_yaml(text) {

@@ -1,5 +1,5 @@
-//! What a folder of files means: which version of each file is in force, and
-//! which file counts for an object that several have. This uses no file system.
+//! The state of a folder of files: which version of each file is in use, and which file counts for
+//! an object that several have. This does not access the file system.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -20,18 +20,18 @@ use crate::services::{Event, Names};
 /// Maximum number of faults of a file that are remembered.
 const MOST_FAULTS: usize = 10;
 
-/// What a scan found under a file's name.
+/// The result of reading a file in a scan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Found {
     /// The text of the file.
     Text(String),
-    /// The file is there but cannot be read, for this reason.
+    /// The file exists but cannot be read, for this reason.
     Unreadable(String),
-    /// The file is not there any more.
+    /// The file does not exist any more.
     Gone,
 }
 
-/// The objects of a folder, and which reports about them were logged once.
+/// The objects of a folder, and the reports about them that were logged.
 #[derive(Debug, Default)]
 pub(super) struct Folder {
     files: BTreeMap<OsString, File>,
@@ -42,19 +42,18 @@ pub(super) struct Folder {
 
 #[derive(Debug, Default)]
 struct File {
-    /// Hash of the last text or reason, whose reports were logged.
+    /// Hash of the last text or reason whose reports were logged.
     hash: Option<u64>,
-    /// The objects of the file that are in force.
+    /// The objects of the file that are in use.
     objects: BTreeMap<Key, Object>,
-    /// Those of them that stay as they were, because a broken part of the file has them, or may
-    /// have them.
+    /// Those of them that are kept, because a broken part of the file has them, or may have them.
     preserved: BTreeSet<Key>,
-    /// Why the file is faulty as it is now.
+    /// The present faults of the file.
     faults: Vec<String>,
     ignored: BTreeSet<String>,
 }
 
-/// What reading files changed.
+/// The effects of reading files.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Outcome {
     pub(super) events: Vec<Event>,
@@ -62,17 +61,17 @@ pub(super) struct Outcome {
 }
 
 impl Folder {
-    /// Returns the names of the files that have objects, or reports, now.
+    /// The names of the files that have objects, or reports, now.
     pub(super) fn files(&self) -> impl Iterator<Item = &OsString> {
         self.files.keys()
     }
 
-    /// Returns why files are faulty as they are now.
+    /// Lists the present faults of files.
     pub(super) fn faults(&self) -> impl Iterator<Item = &String> {
         self.files.values().flat_map(|file| &file.faults)
     }
 
-    /// Applies what was found under some names; other files are as before.
+    /// Applies the results for some files; other files are unchanged.
     pub(super) fn take(&mut self, found: impl IntoIterator<Item = (OsString, Found)>) -> Outcome {
         let mut reports = Vec::new();
         // The versions, before this call, of each object that may differ now.
@@ -110,8 +109,8 @@ impl Folder {
         Outcome { events, reports }
     }
 
-    /// Makes a file's new version the one in force, if it may be. Returns the
-    /// objects in which it differs from the version before.
+    /// Applies a file's new version, if it is usable. Returns the objects that differ from the
+    /// previous version.
     fn read(
         &mut self,
         name: &OsStr,
@@ -167,9 +166,9 @@ impl Folder {
 }
 
 impl File {
-    /// Puts a version in force. What it does not have is removed, except what is broken in it: that
-    /// an object cannot be read does not mean that it was removed. Returns the objects
-    /// in which that differs from what was in force.
+    /// Applies a version. Objects that it does not have are removed, except broken ones: that an
+    /// object cannot be parsed does not mean that it was removed. Returns the objects that differ
+    /// from those that were in use.
     fn renew(
         &mut self,
         name: &OsStr,
@@ -226,7 +225,7 @@ impl File {
     }
 }
 
-/// Reports which file counts, where that is new.
+/// Reports which file counts, if that is new.
 fn report_duplicates(
     key: &Key,
     before: &Versions<Object>,

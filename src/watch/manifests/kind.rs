@@ -1,5 +1,5 @@
-//! The kinds that a service proxy reads, their objects as the API defines them, and what
-//! tells one object from another.
+//! The kinds that a service proxy reads, their objects as the API defines them, and the identity of
+//! objects.
 
 use std::{fmt, sync::Arc};
 
@@ -57,7 +57,7 @@ impl Kind {
         ),
     ];
 
-    /// Returns the kind of that name, where a service proxy reads it.
+    /// Finds the kind of that name, if a service proxy reads it.
     pub(super) fn of(api_version: &str, kind: &str) -> Option<Kind> {
         let mut all = Kind::ALL.into_iter();
         let found = all.find(|(_, version, name)| (*version, *name) == (api_version, kind));
@@ -75,7 +75,7 @@ pub(super) enum Key {
 }
 
 impl Key {
-    /// Returns the key of an object with these metadata; `None` without a name.
+    /// The key of an object with these metadata; `None` without a name.
     pub(super) fn new(kind: Kind, namespace: Option<&str>, name: Option<&str>) -> Option<Key> {
         let name: Arc<str> = name.filter(|name| !name.is_empty())?.into();
         let namespace = || services::namespace(namespace).into();
@@ -116,7 +116,7 @@ impl fmt::Display for Key {
 }
 
 impl ApiObject {
-    /// Returns which object it is; `None` without a name.
+    /// Identifies the object; `None` without a name.
     pub(super) fn key(&self) -> Option<Key> {
         let (kind, metadata): (_, &ObjectMeta) = match self {
             ApiObject::Service(object) => (Kind::Service, &object.metadata),
@@ -149,7 +149,7 @@ impl<'de> DeserializeSeed<'de> for ObjectSeed {
     }
 }
 
-/// Reads an object in the form `W`, without what no proxy reads.
+/// Reads an object in the form `W`, without fields that no proxy reads.
 fn by<'de, W, T, D>(deserializer: D) -> Result<Box<T>, D::Error>
 where
     W: Deserialize<'de> + Into<T>,

@@ -1,11 +1,10 @@
 //! Objects from a folder of manifests, or from a single file.
 //!
-//! Reads every `*.yaml`, `*.yml` and `*.json` of the folder, or only the file that is named, and
-//! follows what changes. Hidden files and folders are skipped, links are followed, so a
-//! mounted ConfigMap works as it is. `path` has what is named, `documents` splits a file, `parse` reads
-//! its objects, `folder` decides what is in force: these use no file system.
-//! `disk` reads files, `notify` receives inotify events; `watcher` decides when
-//! to scan, and `scanner` scans.
+//! Reads every `*.yaml`, `*.yml` and `*.json` of the folder, or only the named file, and follows
+//! changes. Hidden files and folders are skipped, links are followed, so a mounted ConfigMap works
+//! as it is. `path` resolves the given path, `documents` splits a file, `parse` reads its objects,
+//! `folder` decides which are in use: these do not access the file system. `disk` reads files,
+//! `notify` receives inotify events; `watcher` decides when to scan, and `scanner` scans.
 
 use std::{
     fs,
@@ -34,8 +33,8 @@ mod version;
 mod versions;
 mod watcher;
 
-/// Time between two scans without any notification: for network file systems
-/// and links to elsewhere, of whose changes the kernel does not notify.
+/// Time between two scans without any notification: for network file systems and links to other
+/// places, about whose changes the kernel does not notify.
 const SCAN_PERIOD: Duration = Duration::from_secs(10);
 
 /// Checks that `path` is a folder or a file that can be read now: later it is waited for.
@@ -56,21 +55,20 @@ pub fn check(path: &Path) -> Result<(), String> {
     })
 }
 
-/// Follows the folder or file `path` in a task of its own, on the Tokio runtime that
-/// this is called in.
+/// Follows the folder or file `path` in a separate task, on the current Tokio runtime.
 ///
-/// The first batch is everything in the folder, empty if that is nothing, as soon as the folder
-/// can be read: until then it is not known what is to be served. Each later one is what changed,
-/// all at once, so that no reader sees half of a file's change. What is wrong with a file is logged once. A folder that does
-/// not exist is waited for; if it goes away, its last content stays in force.
-/// The task ends when the receiver is dropped.
+/// The first batch is everything in the folder, possibly nothing, as soon as the folder can be
+/// read: before that, the desired state is unknown. Each later one contains changes, all at once,
+/// so that no reader sees half of a file's change. Faults of a file are logged once. A missing
+/// folder is waited for; if it is removed, its last content stays in use. The task ends when the
+/// receiver is dropped.
 pub fn spawn(path: impl Into<PathBuf>) -> mpsc::Receiver<Batch> {
     let (sender, receiver) = mpsc::channel(1);
     spawn_with(path, Arc::default(), sender);
     receiver
 }
 
-/// As [`spawn`]; how it goes is recorded in `health`, and the batches go to `batches`.
+/// Like [`spawn`], but records the progress in `health`, and sends the batches to `batches`.
 pub(super) fn spawn_with(
     path: impl Into<PathBuf>,
     health: Arc<SourceHealth>,
@@ -113,8 +111,7 @@ async fn follow(
     }
 }
 
-/// Returns the objects of a file with this name and text; for tests with text from
-/// anywhere.
+/// Reads the objects of a file with this name and text; for tests with arbitrary text.
 #[cfg(any(test, fuzzing))]
 pub fn read_anything(name: &str, text: &str) -> Vec<crate::services::Event> {
     let found = folder::Found::Text(text.to_owned());

@@ -18,21 +18,21 @@ use tokio::io::unix::AsyncFd;
 use super::path::ManifestPath;
 use crate::kernel::inotify::{self, Instance};
 
-/// Watches a folder, also while it does not exist or is replaced.
+/// Watches a folder, even while it does not exist or is replaced.
 pub(super) struct Notify {
     inotify: AsyncFd<Instance>,
     path: ManifestPath,
     dir_watch: Option<WatchDescriptor>,
-    /// The nearest existing folder above, where the folder would appear.
+    /// The nearest existing folder above, in which the folder would appear.
     above_watch: Option<WatchDescriptor>,
-    /// Why the folder, which is there, is not watched: a limit of the kernel.
+    /// Why the existing folder is not watched: a limit of the kernel.
     pub(super) refused: Option<Errno>,
 }
 
-/// Notifications that no scan has dealt with yet.
+/// Notifications that no scan has handled yet.
 #[derive(Debug, Default)]
 pub(super) struct Notifications {
-    /// Whether the folder is to be scanned.
+    /// Whether the folder must be scanned.
     pub(super) scan_due: bool,
     /// Whether inotify events were lost: then no stamp can be trusted.
     pub(super) events_lost: bool,
@@ -59,8 +59,8 @@ impl Notify {
         Ok(notify)
     }
 
-    /// Watches the folder that has the name now. Returns whether it is another
-    /// one than before. Watching what is already watched costs one system call.
+    /// Watches the folder that has the name now. Returns whether it is another one than before.
+    /// Watching a watched folder again costs one system call.
     pub(super) fn arm(&mut self) -> bool {
         let inotify = self.inotify.get_ref();
         let place = AddWatchFlags::IN_CREATE
@@ -95,7 +95,7 @@ impl Notify {
                 && Some(old) != dir
                 && Some(old) != above
             {
-                // Fails where the folder is gone, and its watch with it.
+                // Fails if the folder is gone, and its watch with it.
                 let _ = inotify.rm_watch(old);
             }
         }

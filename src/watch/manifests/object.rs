@@ -41,7 +41,7 @@ impl Object {
         })
     }
 
-    /// Returns which object it is.
+    /// Identifies the object.
     pub(super) fn key(&self) -> Key {
         match self {
             Object::Node(node) => Key::Node(Arc::clone(&node.name)),

@@ -21,9 +21,8 @@ mod similar;
 
 /// Reads a document. `each` is called with every object, its number in a list and its unknown
 /// fields, before the next is read: an object in the API's form takes several times the memory
-/// of its reduced form, and reduced objects would lie scattered over all that memory,
-/// which the allocator could not give back. A document of nothing but comments
-/// has no objects.
+/// of its reduced form, and reduced objects would lie scattered over all that memory, which the
+/// allocator could not give back. A document with only comments has no objects.
 pub(super) fn read<T>(
     text: &str,
     format: Format,
@@ -37,7 +36,7 @@ pub(super) fn read<T>(
         let object = decode_object(text, format, kind)
             .map_err(|broken| broken.quoting(text).of(key(text, format, kind)))?;
         let mut unknown = Vec::new();
-        // Whatever is wrong was found above.
+        // All faults were found above.
         let _ = decode(text, format, UnknownFields::of(kind, &mut unknown));
         return Ok(Contents {
             objects: vec![each(None, object, unknown)],
@@ -63,7 +62,7 @@ pub(super) fn read<T>(
     }
 }
 
-/// Returns which object of that kind a document is, where that can be read.
+/// Identifies the object of that kind in a document, if that can be parsed.
 fn key(text: &str, format: Format, kind: Kind) -> Option<Key> {
     let named = decode(text, format, Seed::<Named>::default());
     named.ok()?.key(kind)

@@ -1,5 +1,5 @@
-//! What `--manifests` names: a folder, or a single file, which is followed through the folder that
-//! it is in.
+//! The path that `--manifests` names: a folder, or a single file, which is followed through its
+//! folder.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -10,16 +10,16 @@ use std::{
 /// The path of manifests.
 #[derive(Clone, Debug)]
 pub(super) struct ManifestPath {
-    /// As it was named.
+    /// The path as given.
     named: PathBuf,
     /// The folder that is listed and watched.
     pub(super) dir: PathBuf,
-    /// The only file of the folder that counts; `None`: all manifests do.
+    /// The only relevant file of the folder; `None`: all manifests are.
     pub(super) file: Option<OsString>,
 }
 
 impl ManifestPath {
-    /// Returns the path as it is now. One that does not exist yet will be a folder.
+    /// Resolves the path now. One that does not exist yet will be a folder.
     pub(super) fn of(named: &Path) -> ManifestPath {
         let is_file = named.exists() && !named.is_dir();
         let file = named.file_name().filter(|_| is_file);
@@ -36,7 +36,7 @@ impl ManifestPath {
     }
 
     /// Returns whether a file of that name in the folder is read. Hidden files are not, unless one
-    /// is named: editors and ConfigMap volumes keep their own things in them.
+    /// is named: editors and ConfigMap volumes use them for their own purposes.
     pub(super) fn has(&self, name: &OsStr) -> bool {
         if let Some(file) = &self.file {
             return name == file;

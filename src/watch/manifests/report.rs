@@ -7,7 +7,7 @@ use tracing::{info, warn};
 /// A report about a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Report {
-    /// A document cannot be read or used.
+    /// A document cannot be parsed or used.
     Broken {
         file: OsString,
         document: usize,
@@ -18,15 +18,15 @@ pub(super) enum Report {
     Unreadable {
         file: OsString,
         reason: String,
-        /// Whether what it had stays in force.
+        /// Whether its previous objects stay in use.
         stays: bool,
     },
-    /// Objects stay as they were because they are broken.
+    /// Objects are kept because their new versions are broken.
     Stays { file: OsString, objects: String },
-    /// Objects that the file does not have any more stay, because a part of it that
-    /// names no object cannot be read.
+    /// Objects that the file no longer has are kept, because a part of it that names no object
+    /// cannot be parsed.
     NotRemoved { file: OsString, objects: String },
-    /// Objects that had stayed as they were follow the file again.
+    /// Objects that had been kept follow the file again.
     Over { file: OsString, objects: String },
     /// A file that was broken is good again.
     GoodAgain { file: OsString },
@@ -55,7 +55,7 @@ pub(super) enum Report {
 /// Maximum number of names in a report.
 const NAMED: usize = 5;
 
-/// Returns the first of these names, and how many more there are; `None`: there are none.
+/// Lists the first of these names, and counts the others; `None`: there are none.
 pub(super) fn first_of(names: impl IntoIterator<Item = impl fmt::Display>) -> Option<String> {
     let mut names = names.into_iter();
     let named: Vec<String> = names
@@ -74,7 +74,7 @@ pub(super) fn first_of(names: impl IntoIterator<Item = impl fmt::Display>) -> Op
 }
 
 impl Report {
-    /// Returns why the file is faulty, if it is.
+    /// Returns the fault of the file, if it has one.
     pub(super) fn fault(&self) -> Option<String> {
         let is_fault = matches!(self, Report::Broken { .. } | Report::Unreadable { .. });
         is_fault.then(|| self.to_string())

@@ -1,4 +1,4 @@
-//! Scans the folder when the watcher says so, and has what changed parsed.
+//! Scans the folder when the watcher says so, and has changed files parsed.
 
 use std::{collections::BTreeMap, ffi::OsString, io, sync::Arc};
 
@@ -12,13 +12,13 @@ use super::{
 };
 use crate::{log_once::LogOnce, services::Batch, watch::SourceHealth};
 
-/// What the folder is called in [`SourceHealth`].
+/// The name of the folder in [`SourceHealth`].
 const KIND: &str = "manifests";
 
-/// Maximum number of scans of a folder that keeps being replaced, before it is left for later.
+/// Maximum number of scans of a folder that keeps being replaced, before a later attempt.
 const MOST_SCANS: usize = 10;
 
-/// The folder's files as they were scanned last.
+/// The folder's files as they were last scanned.
 pub(super) struct FolderScanner {
     path: ManifestPath,
     folder: Folder,
@@ -40,8 +40,8 @@ impl FolderScanner {
         }
     }
 
-    /// Scans the folder and returns what changed in the files that are not
-    /// being written; `None`: it could not be scanned.
+    /// Scans the folder and returns the changes in the files that are not being written; `None`: it
+    /// could not be scanned.
     pub(super) async fn scan(&mut self, watcher: &mut FolderWatcher) -> Option<Batch> {
         for left in (0..MOST_SCANS).rev() {
             watcher.arm();
@@ -54,8 +54,8 @@ impl FolderScanner {
                     return None;
                 }
             };
-            // The kernel makes a write visible before it notifies of it, so
-            // what was read counts only if no notification comes for a while.
+            // The kernel makes a write visible before it notifies of it, so a read text counts only
+            // if no notification follows for a while.
             if !scan.found.is_empty() {
                 watcher.listen_for(QUIET).await;
             }
@@ -89,7 +89,7 @@ impl FolderScanner {
         if self.scan_error.end() {
             info!("{}: can be read now", self.path);
         }
-        // A file that is being written stays as it was until the writing is over.
+        // A file that is being written counts as unchanged until the writing is over.
         let changed_while_read = std::mem::take(&mut scan.changed_while_read);
         for name in changed_while_read
             .iter()
@@ -129,8 +129,8 @@ impl FolderScanner {
         }
     }
 
-    /// Parses what was found, on a thread of its own: thousands of objects
-    /// take a while, and probes are answered on this one.
+    /// Parses the results in a separate thread: thousands of objects take a while, and probes are
+    /// answered on this one.
     async fn parse(&mut self, found: BTreeMap<OsString, Found>) -> Outcome {
         if found.is_empty() {
             return Outcome::default();
@@ -147,7 +147,7 @@ impl FolderScanner {
             }
             Err(stopped) => match stopped.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
-                // The program ends.
+                // The program is shutting down.
                 Err(_) => Outcome::default(),
             },
         }

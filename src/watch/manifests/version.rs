@@ -1,4 +1,4 @@
-//! What the text of a file means.
+//! The content of a file's text.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,26 +15,26 @@ use super::{
 };
 use crate::services::{Names, Reduced};
 
-/// The objects of a file's text, and what is wrong with it.
+/// The objects in a file's text, and its faults.
 pub(super) struct Version {
     pub(super) objects: BTreeMap<Key, Object>,
     pub(super) unread: Unread,
     pub(super) reports: Vec<Report>,
     file: OsString,
-    /// Objects that are there more than once, each with the number of times.
+    /// Objects that occur more than once, each with the number of times.
     repeated: BTreeMap<Key, usize>,
 }
 
-/// The parts of a text that cannot be read or used.
+/// The parts of a text that cannot be parsed or used.
 #[derive(Debug, Default)]
 pub(super) struct Unread {
     /// The broken objects whose keys can be read.
     pub(super) keys: BTreeSet<Key>,
-    /// Whether there is a part whose objects are not known.
+    /// Whether there is a part whose objects are unknown.
     pub(super) unknown: bool,
 }
 
-/// An object of a document, with the fields that are not known, or what is wrong with it.
+/// An object of a document, with its unknown fields, or its fault.
 type ReducedDocument = Result<(Reduced<Object>, Vec<UnknownField>), Broken>;
 
 impl Unread {

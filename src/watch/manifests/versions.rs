@@ -5,8 +5,8 @@ use std::{
     sync::Arc,
 };
 
-/// The versions of one object, sorted by their files' names. There is nearly
-/// always one: a map of maps took 450 bytes for each.
+/// The versions of one object, sorted by their files' names. There is nearly always one: a map of
+/// maps took 450 bytes for each.
 #[derive(Clone, Debug)]
 pub(super) struct Versions<T>(Vec<(Arc<OsStr>, T)>);
 
@@ -21,7 +21,7 @@ impl<T> Versions<T> {
         self.0.binary_search_by(|(name, _)| (**name).cmp(file))
     }
 
-    /// Sets the version that `file` has.
+    /// Sets the version of `file`.
     pub(super) fn set(&mut self, file: &Arc<OsStr>, version: T) {
         match self.find(file) {
             Ok(at) => self.0[at].1 = version,
@@ -39,12 +39,12 @@ impl<T> Versions<T> {
         }
     }
 
-    /// Returns the version that counts, which is that of the last file; `None`: there is none.
+    /// The version that counts, which is that of the last file; `None`: there is none.
     pub(super) fn winner(&self) -> Option<(&OsStr, &T)> {
         self.0.last().map(|(file, version)| (&**file, version))
     }
 
-    /// Returns the other files, each with whether `before` had it too.
+    /// Returns the other files, each with whether it was also in `before`.
     pub(super) fn losers(&self, before: &Versions<T>) -> impl Iterator<Item = (OsString, bool)> {
         let others = self.0.split_last().map_or(&[][..], |(_, others)| others);
         let others = others.iter();

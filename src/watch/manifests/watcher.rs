@@ -1,4 +1,4 @@
-//! Waits until the folder is to be scanned.
+//! Waits until a scan of the folder is due.
 
 use std::{
     collections::BTreeSet,
@@ -16,16 +16,16 @@ use super::{
 };
 use crate::log_once::LogOnce;
 
-/// A burst is over when no notification came for this long.
+/// A burst is over after this time without a notification.
 pub(super) const QUIET: Duration = Duration::from_millis(20);
-/// A burst is not waited out for longer than this.
+/// Maximum time for which the end of a burst is awaited.
 const LONGEST_BURST: Duration = Duration::from_millis(200);
-/// A file whose writer neither writes on nor closes it is read after this.
+/// Time after which a file is read although its writer neither continues nor closes it.
 const WRITER_STALLS: Duration = Duration::from_secs(2);
-/// Time between two scans where the kernel has no inotify instance, or watch, to spare.
+/// Time between two scans if the kernel has no inotify instance, or watch, to spare.
 const SCAN_PERIOD_WITHOUT_INOTIFY: Duration = Duration::from_secs(1);
 
-/// The kernel's notifications about the folder, where inotify works.
+/// The kernel's notifications about the folder, if inotify works.
 pub(super) struct FolderWatcher {
     notify: Option<Notify>,
     pub(super) notifications: Notifications,
@@ -67,8 +67,8 @@ impl FolderWatcher {
             return;
         };
         if notify.arm() {
-            // Another folder has the name now: nothing known of the files of
-            // the old one holds for those of the new one.
+            // Another folder has the name now: what is known about the files of the old one does
+            // not hold for those of the new one.
             self.notifications.being_written.clear();
         }
         match notify.refused {
@@ -142,8 +142,7 @@ impl FolderWatcher {
         };
     }
 
-    /// Takes the changes that a scan is to deal with; later notifications are
-    /// newer than it.
+    /// Takes the changes that a scan must handle; later notifications are newer than the scan.
     pub(super) fn begin_scan(&mut self) -> ScanRequest {
         let notifications = &mut self.notifications;
         notifications
@@ -159,18 +158,18 @@ impl FolderWatcher {
         }
     }
 
-    /// Undoes [`FolderWatcher::begin_scan`] after a scan that failed: the next
-    /// one has the same to deal with.
+    /// Undoes [`FolderWatcher::begin_scan`] after a failed scan: the next one must handle the same
+    /// changes.
     pub(super) fn put_back(&mut self, request: ScanRequest) {
         self.notifications.events_lost |= request.events_lost;
         self.notifications.dirty.extend(request.dirty);
     }
 }
 
-/// What a scan of the folder is to deal with.
+/// The changes that a scan of the folder must handle.
 pub(super) struct ScanRequest {
     pub(super) events_lost: bool,
     pub(super) dirty: BTreeSet<OsString>,
-    /// Files whose writers are still at work.
+    /// Files that are still being written.
     pub(super) being_written: BTreeSet<OsString>,
 }

@@ -86,7 +86,7 @@ fn warnings_of_objects_that_a_list_lacks_are_forgotten() {
     assert_eq!(left, ["b/c"]);
 }
 
-/// A label that is no text, a time that is none, annotations that are none.
+/// A label that is no text, an invalid time, annotations that are not a map.
 #[test]
 fn an_object_whose_metadata_cannot_be_read_is_left_out_alone() {
     for (field, value) in [
@@ -130,7 +130,7 @@ fn what_cannot_be_used_is_recorded_until_it_can() {
     let known = Mutex::new(Known::<Service>::new());
     let health = SourceHealth::default();
     let mut intake = Intake::new(&names, &known).reporting_to(&health);
-    // A field that is refused, and one that cannot be read.
+    // A field that is refused, and one that cannot be parsed.
     let refused = |name: &str| {
         let mut item = item(name);
         item["spec"]["externalIPs"] = json!(["192.0.2.1", "x"]);

@@ -52,7 +52,7 @@ fn only_differences_are_sent() {
         (vec!["+default/a".into(), "+default/b".into()], no_words())
     );
 
-    // The same meaning in other words.
+    // The same content in other words.
     let same = format!("# changed\n---\n{two}");
     assert_eq!(
         take(&mut folder, &[("x.yaml", text(&same))]),
@@ -151,7 +151,7 @@ fn file(documents: &[&str]) -> Found {
     text(&documents.join("---\n"))
 }
 
-/// The address of each Service in force.
+/// The address of each Service in use.
 fn in_force(folder: &Folder) -> BTreeMap<String, String> {
     let winners = folder.versions.iter();
     winners
@@ -171,12 +171,12 @@ fn only_the_broken_object_stays_as_it_was() {
         [("a", 1), ("b", 2), ("x", 9)].map(|(name, ip)| service(name, &format!("10.0.0.{ip}")));
     let mut folder = Folder::default();
     take(&mut folder, &[("x.yaml", file(&[&a, &b, &x]))]);
-    // Of another type than it should be, and with a value that cannot be.
+    // A value of the wrong type, and one that is invalid.
     for (broken, reason) in [
         ("eighty", "expected a whole number"),
         ("0", "spec.ports[0].port is"),
     ] {
-        // Without b, and with a changed, which counts at once.
+        // Without b, and with a change of a, which counts at once.
         let a2 = service("a", "10.0.0.3");
         let bad = x.replace("port: 80", &format!("port: {broken}"));
         let (events, reports) = take(&mut folder, &[("x.yaml", file(&[&a2, &bad]))]);
@@ -193,14 +193,14 @@ fn only_the_broken_object_stays_as_it_was() {
                  corrected or removed: Service default/x"
             ]
         );
-        // That it stays is reported once.
+        // That it is kept is reported once.
         let (events, reports) = take(&mut folder, &[("x.yaml", file(&[&bad, &a, &b]))]);
         assert_eq!(
             (events.len(), reports.len()),
             (2, 1),
             "{events:?} {reports:?}"
         );
-        // It is taken out while something else is broken.
+        // It is removed while something else is broken.
         let other = b.replace("port: 80", "port: 0");
         let (events, reports) = take(&mut folder, &[("x.yaml", file(&[&a, &other]))]);
         assert_eq!(events, ["-default/x"]);
@@ -218,7 +218,7 @@ fn only_the_broken_object_stays_as_it_was() {
             ]
         );
     }
-    // The whole file goes, with what stayed as it was.
+    // The whole file is removed, with the object that was kept.
     let bad = x.replace("port: 80", "port: 0");
     take(&mut folder, &[("x.yaml", file(&[&bad]))]);
     let (events, reports) = take(&mut folder, &[("x.yaml", Found::Gone)]);
@@ -261,7 +261,7 @@ fn what_may_be_in_an_unreadable_part_is_not_removed() {
                  not removed until it is corrected: Service default/b"
             ]
         );
-        // A file of which nothing can be read keeps all.
+        // If nothing in a file can be parsed, everything is kept.
         let (events, reports) = take(&mut folder, &[("x.yaml", text(unreadable))]);
         assert_eq!(events, no_words());
         assert!(
@@ -312,8 +312,7 @@ fn the_last_file_by_name_counts() {
         take(&mut folder, &files),
         (vec!["+default/a".into()], vec![report.into()])
     );
-    // Changes in the file that does not count change nothing, and nothing is
-    // reported again.
+    // Changes in the file that does not count have no effect, and nothing is reported again.
     let loser = [("1.yaml", text(&service("a", "10.0.0.3")))];
     assert_eq!(take(&mut folder, &loser), Default::default());
     let winner = [("2.yaml", text(&service("a", "10.0.0.4")))];
@@ -363,8 +362,8 @@ fn oddities_are_named() {
 }
 
 proptest! {
-    /// Whatever happens to the files, the events sent so far add up to those of
-    /// a first scan of the same files.
+    /// Whatever happens to the files, the events so far add up to those of a first scan of the same
+    /// files.
     #[test]
     fn events_add_up(steps in prop::collection::vec(
         (0..3_u8, prop::option::of(prop::collection::btree_map(0..4_u8, 1..4_u8, 0..4))),
@@ -406,8 +405,8 @@ proptest! {
         }
     }
 
-    /// Whatever is written to a file: what can be read of it is in force, what may be in
-    /// the rest is as it was, and all else is gone.
+    /// Whatever is written to a file: readable objects are in use, those that may be in the rest
+    /// are unchanged, and all others are gone.
     #[test]
     fn what_is_in_force_follows_from_the_file_and_what_it_breaks(versions in prop::collection::vec(
         (prop::collection::btree_map(0..5_u8, (1..4_u8, prop::bool::weighted(0.2)), 0..5), prop::bool::weighted(0.2)),

@@ -1,4 +1,4 @@
-//! Decodes a text of either format, and says what is wrong with it in words.
+//! Decodes a text of either format, and describes its faults in words.
 
 use std::{fmt, marker::PhantomData};
 
@@ -20,13 +20,13 @@ pub(in crate::watch::manifests) enum Format {
     Json,
 }
 
-/// The objects of one document; a `T` is made of each.
+/// The objects of one document, each converted to a `T`.
 #[derive(Debug)]
 pub(in crate::watch::manifests) struct Contents<T> {
     pub(in crate::watch::manifests) objects: Vec<T>,
     /// Kinds that are not for a service proxy, as `apiVersion kind`.
     pub(in crate::watch::manifests) ignored: Vec<String>,
-    /// Items of a list that cannot be read.
+    /// Items of a list that cannot be parsed.
     pub(in crate::watch::manifests) broken: Vec<Broken>,
 }
 
@@ -40,14 +40,14 @@ impl<T> Default for Contents<T> {
     }
 }
 
-/// Why a document, or an item of its list, cannot be read.
+/// Why a document, or an item of its list, cannot be parsed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::watch::manifests) struct Broken {
     /// Line within the document's text, from 1.
     pub(in crate::watch::manifests) line: Option<usize>,
     /// Number of the item in the document's list, from 0.
     pub(in crate::watch::manifests) item: Option<usize>,
-    /// Which object cannot be read, where that much can be read.
+    /// The object that cannot be parsed, if at least its name can be.
     pub(in crate::watch::manifests) key: Option<Key>,
     pub(in crate::watch::manifests) reason: String,
 }
@@ -69,7 +69,7 @@ impl Broken {
         }
     }
 
-    /// Returns the same with its object, which the reason then names.
+    /// Adds the object, which the reason then names.
     pub(in crate::watch::manifests) fn of(self, key: Option<Key>) -> Broken {
         let reason = match &key {
             Some(key) => format!("{key}: {}", self.reason),
@@ -82,8 +82,8 @@ impl Broken {
         }
     }
 
-    /// Adds the faulty line, which may only be done for kinds that a service
-    /// proxy reads: any other document may be a Secret.
+    /// Adds the faulty line, which is allowed only for kinds that a service proxy reads: any other
+    /// document may be a Secret.
     pub(super) fn quoting(self, text: &str) -> Broken {
         let line = self
             .line
@@ -105,7 +105,7 @@ impl Broken {
 /// Maximum number of characters of a faulty line that a message repeats.
 const LONGEST_QUOTE: usize = 60;
 
-/// Decodes what `seed` is for.
+/// Decodes a value by `seed`.
 pub(super) fn decode<'de, S>(text: &'de str, format: Format, seed: S) -> Result<S::Value, Broken>
 where
     S: DeserializeSeed<'de>,
@@ -129,8 +129,8 @@ where
     }
 }
 
-/// Decodes an object of that kind. Where a whole number is written as another one, such as `80.0` or
-/// `8e1`, it is one, as for `kubectl`, which makes JSON of it.
+/// Decodes an object of that kind. A whole number that is written in another form, such as `80.0`
+/// or `8e1`, counts as one, as for `kubectl`, which converts it to JSON.
 pub(super) fn decode_object(text: &str, format: Format, kind: Kind) -> Result<ApiObject, Broken> {
     decode(text, format, ObjectSeed(kind)).or_else(|broken| {
         let value = decode(text, format, Seed::<Value>::default()).ok();
@@ -138,7 +138,7 @@ pub(super) fn decode_object(text: &str, format: Format, kind: Kind) -> Result<Ap
     })
 }
 
-/// Returns the object of that kind that a value is.
+/// Converts a value to an object of that kind, if it is one.
 pub(super) fn of_value(mut value: Value, kind: Kind) -> Option<ApiObject> {
     make_whole(&mut value);
     ObjectSeed(kind).deserialize(value).ok()
@@ -176,8 +176,7 @@ fn yaml_error(error: &serde_saphyr::Error) -> Broken {
     }
 }
 
-/// Replaces the parser's commonest words, which name Rust's types and YAML's
-/// grammar.
+/// Replaces the parser's most common messages, which name Rust's types and YAML's grammar.
 fn in_words(reason: String) -> String {
     match reason.as_str() {
         "invalid i32" | "invalid i64" => "expected a whole number".to_owned(),
@@ -198,8 +197,8 @@ fn json_error(error: &serde_json::Error) -> Broken {
     }
 }
 
-/// Removes the position from the parser's words: within a document it would
-/// mislead, and the caller gives it.
+/// Removes the position from the parser's message: within a document it would mislead, and the
+/// caller adds the right one.
 fn without_position(text: &str) -> &str {
     match text.find(" at line ") {
         Some(at) => &text[..at],

@@ -1,7 +1,7 @@
 //! The fields that objects have (Kubernetes 1.36), so that a field with a typing error is noticed:
-//! an object whose `ports` are called `prots` would be a good one without ports.
+//! otherwise an object whose `ports` are called `prots` would be a valid one without ports.
 //!
-//! What a proxy does not read has no fields here, and may have any.
+//! Parts that a proxy does not read have no fields here, and may have any.
 
 use std::fmt;
 
@@ -202,13 +202,13 @@ fn fields(kind: Kind) -> Fields {
 pub(in crate::watch::manifests) struct UnknownField {
     /// The path of the field, such as `spec.prots`.
     path: String,
-    /// The field that is meant: it has a similar name, and is missing. Otherwise the field may be
-    /// one of a newer version of Kubernetes.
+    /// The intended field: it has a similar name, and is missing. Otherwise the field may be one of
+    /// a newer version of Kubernetes.
     meant: Option<&'static str>,
 }
 
 impl UnknownField {
-    /// Returns whether it is a typing error, as far as can be told.
+    /// Returns whether it is a typing error, as far as that can be decided.
     pub(in crate::watch::manifests) fn is_typing_error(&self) -> bool {
         self.meant.is_some()
     }
@@ -224,7 +224,7 @@ impl fmt::Display for UnknownField {
     }
 }
 
-/// Finds the unknown fields of an object of this kind, whatever else may be wrong with it.
+/// Finds the unknown fields of an object of this kind, even if it has other faults.
 pub(super) struct UnknownFields<'a> {
     fields: Fields,
     path: &'a str,

@@ -1,5 +1,5 @@
-//! The fields that identify an object, read whatever their values are: one of another type is left
-//! out and hides nothing after it.
+//! The fields that identify an object, read even if their values have another type: such a value is
+//! left out and hides nothing after it.
 
 use std::{fmt, marker::PhantomData};
 
@@ -10,10 +10,10 @@ use serde::{
 
 use crate::watch::manifests::kind::{Key, Kind};
 
-/// Longest name that the API server takes.
+/// Maximum length of a name that the API server accepts.
 const LONGEST_NAME: usize = 253;
 
-/// What kind of object it is.
+/// The kind of an object.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Header {
@@ -35,7 +35,7 @@ impl Header {
     }
 }
 
-/// What an object is called.
+/// The name of an object.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Named {
@@ -50,7 +50,7 @@ struct Metadata {
 }
 
 impl Named {
-    /// Returns which object of that kind it is, where that can be read.
+    /// Identifies the object of that kind, if its name can be parsed.
     pub(super) fn key(self, kind: Kind) -> Option<Key> {
         let Metadata { namespace, name } = self.metadata.0?;
         let namespace = match namespace {
@@ -59,7 +59,7 @@ impl Named {
             Text::Odd => return None,
         };
         let name = name.filled()?;
-        // The key is shown, so it must not be text of any form or length.
+        // The key is shown, so it must not be a text of arbitrary form or length.
         let is_safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
         let mut texts = [namespace.as_deref(), Some(&*name)].into_iter().flatten();
         if !texts.all(|text| text.len() <= LONGEST_NAME && text.chars().all(is_safe)) {
@@ -69,13 +69,13 @@ impl Named {
     }
 }
 
-/// A text, where there is one.
+/// A text, if there is one.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) enum Text {
     #[default]
     Absent,
     Is(String),
-    /// Something else is there.
+    /// A value of another type.
     Odd,
 }
 
@@ -88,7 +88,7 @@ impl Text {
     }
 }
 
-/// `key: value` pairs, where there are some.
+/// `key: value` pairs, if there are any.
 #[derive(Debug)]
 pub(super) struct Loose<T>(pub(super) Option<T>);
 
@@ -98,7 +98,7 @@ impl<T> Default for Loose<T> {
     }
 }
 
-/// What is read of a value of any type.
+/// Reads a part of a value of any type.
 trait Lenient<'de>: Sized {
     fn odd() -> Self;
     fn absent() -> Self {

@@ -1,4 +1,4 @@
-//! Reads the items of a list, each as if it were a document of its own.
+//! Reads the items of a list, each like a separate document.
 
 use std::{borrow::Cow, fmt};
 
@@ -16,16 +16,16 @@ use super::{
 };
 use crate::watch::manifests::kind::{ApiObject, Kind, ObjectSeed};
 
-/// A decoder cannot go on after a value of another type than it expects: for each such item the
-/// list is read again from its beginning. This many bytes may be read that way, which takes some
-/// seconds, or the list [`LEAST_READ_AGAIN`] times if that is more.
+/// A decoder cannot continue after a value of an unexpected type: for each such item the list is
+/// read again from its beginning. This many bytes may be read that way, which takes some seconds,
+/// or the list [`LEAST_READ_AGAIN`] times if that is more.
 const MOST_READ_AGAIN: usize = 64 << 20;
 
-/// How many times a list may be read again, however large it is.
+/// How many times a list may be read again, regardless of its size.
 const LEAST_READ_AGAIN: usize = 8;
 
-/// Reads a list. Items of a list of one kind need not repeat their kind, and
-/// an API server does not write it there.
+/// Reads a list. Items of a list of one kind need not repeat their kind, and an API server omits it
+/// there.
 pub(super) fn read<T>(
     text: &str,
     format: Format,
@@ -36,7 +36,7 @@ pub(super) fn read<T>(
     let mut contents = Contents::default();
     let mut kinds = Kinds::of(list, of, &mut contents);
     let mut unknown: Vec<Vec<UnknownField>> = kinds.read.iter().map(|_| Vec::new()).collect();
-    // Whatever is wrong is found below.
+    // All faults are found below.
     let _ = decode(
         text,
         format,
@@ -47,7 +47,7 @@ pub(super) fn read<T>(
         each(item, object, unknown.unwrap_or_default())
     };
     let mut left = (MOST_READ_AGAIN / text.len().max(1)).max(LEAST_READ_AGAIN);
-    // The items as values, once one of them cannot be read.
+    // The items as values, once one of them cannot be parsed.
     let mut values: Option<Vec<Value>> = None;
     let mut next = 0;
     loop {
@@ -64,7 +64,7 @@ pub(super) fn read<T>(
         };
         let fault = fault.quoting(text);
         let Some(item) = reading else {
-            // Nothing after it can be read.
+            // Nothing after it can be parsed.
             contents.broken.push(fault);
             break;
         };
@@ -106,14 +106,14 @@ pub(super) fn read<T>(
 struct Kinds {
     /// `None`: the item is not read.
     read: Vec<Option<Kind>>,
-    /// The same, or the kind that is meant by one with a typing error.
+    /// The same, or the intended kind if there is a typing error.
     named: Vec<Option<Kind>>,
-    /// Items that are broken, and whose names may be readable.
+    /// Broken items, whose names may still be readable.
     broken: Vec<Broken>,
 }
 
 impl Kinds {
-    /// Adds what is not read to `contents`.
+    /// Adds the items that are not read to `contents`.
     fn of<T>(list: List<Header>, of: Option<(&str, &str)>, contents: &mut Contents<T>) -> Kinds {
         let mut kinds = Kinds {
             read: Vec::new(),
@@ -166,7 +166,7 @@ fn kind_of(
     }
 }
 
-/// Finds out which objects are broken.
+/// Identifies the broken objects.
 fn name(text: &str, format: Format, kinds: &[Option<Kind>], broken: &mut [Broken]) {
     if broken.is_empty() {
         return;
@@ -190,7 +190,7 @@ struct List<T> {
 }
 
 impl List<Value> {
-    /// Returns the items; `None`: not all of them could be read.
+    /// Returns the items; `None`: not all of them could be parsed.
     fn whole(self) -> Option<Vec<Value>> {
         let items = self.items?.into_iter();
         items.map(|item| item.0).collect()
@@ -268,10 +268,10 @@ trait Items {
     fn read<'de, A: SeqAccess<'de>>(&mut self, items: &mut A) -> Result<(), A::Error>;
 }
 
-/// Reads the objects of items of these kinds; `None` is one that is not read.
+/// Reads the objects of items of these kinds; an item of kind `None` is skipped.
 struct ObjectsOfItems<'a, T, F> {
     kinds: &'a [Option<Kind>],
-    /// Items before this one are done with.
+    /// Items before this one are finished.
     next: usize,
     /// The item that is being read.
     reading: &'a mut Option<usize>,

@@ -1,19 +1,20 @@
-//! Kinds with a typing error. Objects of other kinds are none of a proxy's business, but a `Servcie`
-//! is a Service that would not be served.
+//! Kinds with a typing error. Objects of other kinds do not concern a proxy, but a `Servcie` is a
+//! Service that would not be served.
 
 use super::similar::similar;
 use crate::watch::manifests::kind::Kind;
 
-/// The kind that is meant.
+/// The intended kind.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Meant {
     /// `None`: a list.
     pub(super) kind: Option<Kind>,
-    /// What is wrong, and what is meant, in words.
+    /// The fault, and the intended kind, in words.
     pub(super) reason: String,
 }
 
-/// Returns the kind that is meant by one that no proxy reads; `None`: it may well be another one.
+/// Guesses the kind that was intended by one that no proxy reads; `None`: it may well be another
+/// one.
 pub(super) fn meant(api_version: &str, kind: &str) -> Option<Meant> {
     let (group, version) = api_version.rsplit_once('/').unwrap_or(("", api_version));
     // Custom resources may have any name: Knative has a Service, too.

@@ -1,9 +1,10 @@
-//! Finds the name that was meant.
+//! Finds the name that was intended.
 
-/// Longest text that is compared.
+/// Maximum length of a text that is compared.
 const LONGEST: usize = 64;
 
-/// Returns the name that is most like `text`; `None`: none is so similar that it must be meant.
+/// Returns the name that is most similar to `text`; `None`: none is so similar that it must be
+/// intended.
 pub(super) fn similar<'a>(text: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     if text.len() > LONGEST {
         return None;
@@ -23,8 +24,8 @@ pub(super) fn similar<'a>(text: &str, names: impl IntoIterator<Item = &'a str>) 
     (distance <= most).then_some(name)
 }
 
-/// Returns how many letters were left out, added, exchanged for others, or swapped with the next
-/// one (the restricted Damerau-Levenshtein distance).
+/// Counts the letters that were left out, added, exchanged for others, or swapped with the next one
+/// (the restricted Damerau-Levenshtein distance).
 fn distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
     let mut rows = vec![(0..=b.len()).collect::<Vec<usize>>()];

@@ -124,7 +124,7 @@ fn faults_name_their_line() {
     }
 }
 
-/// The items that are read, and those that are not with their line and key.
+/// The items that were read, and the others with their line and key.
 fn items(text: &str, format: Format) -> (Vec<usize>, Vec<String>) {
     let contents = super::read(text, format, |item, _, _| item.expect("a list"));
     let contents = contents.unwrap_or_else(|broken| panic!("{text}\n{broken:?}"));
@@ -208,7 +208,7 @@ fn items_of_a_block_list_and_of_a_typed_one() {
     assert!(broken[3].ends_with(" []"), "{broken:#?}");
 }
 
-/// Each broken item has the list read again.
+/// For each broken item the list is read again.
 #[test]
 fn a_long_list_of_broken_items_is_given_up() {
     let pad = " ".repeat(8 << 20);
@@ -266,8 +266,7 @@ fn a_large_list_is_read() {
     assert_eq!(contents.objects.len(), 5_000);
 }
 
-/// Returns words of manifests in any order, which are nearer to real mistakes
-/// than any text.
+/// Words of manifests in random order, which are closer to real mistakes than random text.
 fn scrambled() -> impl Strategy<Value = String> {
     let words = vec![
         "apiVersion: v1\n",

@@ -1,4 +1,4 @@
-//! A single file is named, which is followed whatever its name.
+//! A single named file, which is followed whatever its name.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! A folder that comes late, goes, or is replaced as a whole.
+//! A folder that is created late, removed, or replaced as a whole.
 
 use super::*;
 
@@ -35,7 +35,7 @@ fn the_folder_may_come_late_go_and_be_replaced() {
         fs::create_dir_all(&dir).expect("folder");
         fs::write(dir.join("a.yaml"), service("a")).expect("write");
         follower.until(&["a"]).await;
-        // Replaced by another one: what stands there counts, all at once.
+        // Replaced by another one: its content counts, all at once.
         fs::create_dir(scratch.at("above/new")).expect("folder");
         fs::write(scratch.at("above/new/b.yaml"), service("b")).expect("write");
         fs::rename(&dir, scratch.at("above/old")).expect("rename");
@@ -43,7 +43,7 @@ fn the_folder_may_come_late_go_and_be_replaced() {
         follower.until(&["b"]).await;
         fs::write(dir.join("c.yaml"), service("c")).expect("write");
         follower.until(&["b", "c"]).await;
-        // A folder that goes leaves everything in force.
+        // Removing the folder leaves everything in use.
         fs::remove_dir_all(&dir).expect("remove");
         fs::create_dir(&dir).expect("folder");
         fs::write(dir.join("d.yaml"), service("d")).expect("write");

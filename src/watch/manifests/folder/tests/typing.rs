@@ -1,8 +1,8 @@
-//! Typing errors, and what only looks like one.
+//! Typing errors, and values that merely look like them.
 
 use super::*;
 
-/// Typing errors that would leave a good object with another meaning, and what is said of each.
+/// Typing errors that would give a good object another meaning, and the report on each.
 #[test]
 fn a_typing_error_withdraws_nothing() {
     let good = service("a", "10.0.0.1");
@@ -57,7 +57,7 @@ fn a_typing_error_withdraws_nothing() {
     }
 }
 
-/// It may be one of a newer Kubernetes.
+/// It may belong to a newer Kubernetes.
 #[test]
 fn an_unknown_field_like_no_other_is_left_out() {
     let mut folder = Folder::default();
@@ -71,7 +71,7 @@ fn an_unknown_field_like_no_other_is_left_out() {
     assert_eq!(folder.faults().count(), 0);
 }
 
-/// What `kubectl` makes of numbers: it converts YAML 1.1 to JSON.
+/// Numbers are read as by `kubectl`, which converts YAML 1.1 to JSON.
 #[test]
 fn whole_numbers_may_be_written_in_any_way() {
     for number in ["80", "0120", "80.0", "8e1", "0x50", "0b1010000", "8_0"] {
