@@ -27,7 +27,7 @@ impl Backoff {
         }
     }
 
-    /// Returns the time of the next retry; `None`: nothing failed.
+    /// When to retry; `None`: nothing failed.
     pub fn due(&self) -> Option<Instant> {
         self.due
     }

@@ -1,5 +1,5 @@
-//! A thousand changes a second for a minute, and how long the endpoint of one Service
-//! takes meanwhile from the API server to the kernel: until a call reaches it.
+//! A thousand changes a second for a minute. Measures how long an endpoint change of one Service
+//! takes meanwhile from the API server to the kernel: until a call reaches the new endpoint.
 
 use std::{
     sync::{
@@ -18,16 +18,16 @@ use crate::{
     server::Server,
 };
 
-/// So many changes each second ...
+/// Number of changes each second ...
 const A_SECOND: u32 = 1000;
-/// ... for so many seconds, where the environment does not say.
+/// ... and number of seconds, unless the environment sets it.
 const SECONDS: u64 = 60;
-/// How often the Service is called until its new endpoint answers.
+/// Pause between two calls of the Service until its new endpoint answers.
 const EVERY: Duration = Duration::from_millis(2);
-/// The most that one change may take.
+/// Time limit for one change.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// How long it goes on.
+/// The duration of the storm.
 fn length() -> Duration {
     let asked = std::env::var("TRIPOD_BENCH_CHURN").ok();
     let seconds = asked.and_then(|text| text.parse().ok());
@@ -37,7 +37,7 @@ fn length() -> Duration {
 /// Measures `tripod` in the namespace of this thread.
 pub fn measure(mode: ModeName, size: &Size, server: &Server, tripod: &Tripod) {
     if call(size.changed()).is_none() {
-        // In userspace mode it may be among those for which there is no descriptor.
+        // In userspace mode it may be one of those for which there was no descriptor.
         println!("  the Service that is called is not applied: no changes were measured");
         return;
     }
@@ -85,7 +85,7 @@ pub fn measure(mode: ModeName, size: &Size, server: &Server, tripod: &Tripod) {
     CHURN.put(row);
 }
 
-/// Returns how many changes were made until `end`.
+/// Makes changes until `end`, and counts them.
 fn storm(end: &AtomicBool, server: &Server, size: &Size) -> u32 {
     let begun = Instant::now();
     let mut sent = 0;

@@ -1,5 +1,5 @@
-//! How long the first packets of a connection take with few and many Services: from the
-//! beginning of a connection to the first byte of the endpoint.
+//! Connection setup with few and many Services: the time from the beginning of a connection to the
+//! first byte of the endpoint.
 
 use std::{
     path::PathBuf,
@@ -20,17 +20,17 @@ use crate::{
     process::Tripod,
 };
 
-/// Numbers of Services that are compared; the first is what the others are held against.
+/// Numbers of Services that are compared; the first is the reference for the others.
 const SIZES: [u32; 7] = [1, 10, 100, 1000, 5000, 10_000, 20_000];
-/// The most of them in a guest, which takes too long for the others.
+/// The largest number in a guest, which takes too long for larger ones.
 const MOST_IN_GUEST: u32 = 5000;
-/// How many connections each turn makes, and how many turns there are.
+/// Number of connections in each turn, and number of turns.
 const CALLS: usize = 64;
 const TURNS: usize = 50;
-/// How long it may take until the Services are there.
+/// Time limit until the Services are applied.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A namespace in which connections are made when asked for.
+/// A namespace in which connections are made on request.
 struct Caller {
     services: u32,
     ask: Sender<()>,
@@ -66,7 +66,7 @@ impl Drop for Folder {
 }
 
 impl Caller {
-    /// Starts `mode` with so many Services; without a mode the endpoint itself is called.
+    /// Starts `mode` with this number of Services; without a mode the endpoint itself is called.
     fn new(mode: Option<&'static Mode>, services: u32) -> Caller {
         let (ask, asked) = channel();
         let (answers, answer) = channel();
@@ -89,7 +89,7 @@ impl Caller {
                 all = called.iter().all(|ip| call(*ip).is_some());
             }
             for () in asked {
-                // Where some are not served there are no figures.
+                // If some are not served, there are no figures.
                 let turns = called.iter().cycle().take(if all { CALLS } else { 0 });
                 let times = turns.filter_map(|ip| Some(call(*ip)?.took)).collect();
                 if answers.send(times).is_err() {
@@ -112,8 +112,8 @@ impl Caller {
     }
 }
 
-/// Measures `mode`. All numbers of Services are there at once and called in turns, so that
-/// a slow moment does not count for one alone.
+/// Measures `mode`. All numbers of Services run at the same time and are called in turns, so that a
+/// slow moment does not affect only one of them.
 pub fn measure(mode: &'static Mode, asked: impl Fn(u32) -> bool) {
     let most = match std::env::var_os(GUEST) {
         Some(_) => MOST_IN_GUEST,
@@ -122,7 +122,7 @@ pub fn measure(mode: &'static Mode, asked: impl Fn(u32) -> bool) {
     let sizes = SIZES.into_iter().filter(|size| *size <= most);
     let sizes = sizes.filter(|size| asked(*size));
     let mut callers = vec![Caller::new(None, 1)];
-    // One after the other: the first answer says that all is in force.
+    // One after the other: the first answer shows that everything is applied.
     for size in sizes {
         let mut caller = Caller::new(Some(mode), size);
         caller.turn();

@@ -1,4 +1,4 @@
-//! The files of raw figures, and the sections and plots that are made from them.
+//! The files of raw figures, and the sections and plots generated from them.
 
 use crate::{
     document::{
@@ -12,7 +12,7 @@ use crate::{
     modes::{MODES, Mode},
 };
 
-/// A file: its name, its columns, and how many of them say what a row is about.
+/// A file: its name, its columns, and the number of key columns.
 pub struct File(&'static str, &'static [&'static str]);
 
 impl File {
@@ -80,7 +80,7 @@ pub fn csv(file: &File) -> Csv {
     Csv::open(file.0, file.1, KEYS)
 }
 
-/// What was not measured.
+/// The cell of a figure that was not measured.
 pub fn blank() -> String {
     String::new()
 }
@@ -89,7 +89,7 @@ pub fn decimal(value: f64, digits: usize) -> String {
     format!("{value:.digits$}")
 }
 
-/// The bar of one change with 20,000 Services against 1,000.
+/// The target for one change with 20,000 Services relative to 1,000.
 const BAR: f64 = 1.3;
 
 /// Figures of a file by mode and number of Services.
@@ -139,7 +139,7 @@ const PROGRAMS: [(&str, &str); 2] = [
     ("iptables-legacy", "--version"),
 ];
 
-/// Writes the sections anew from all files.
+/// Generates the sections from all files.
 pub fn report() {
     scale();
     churn();
@@ -210,7 +210,7 @@ fn scale() {
     plot::draw("benchmark-scale", &panels).expect("a plot");
 }
 
-/// The own processor time of one change with the most Services against 1,000.
+/// The program's own processor time for one change with the most Services relative to 1,000.
 fn bar(figures: &Figures) -> String {
     let head = ["own processor time of one change", "of 1,000", "bar", ""].map(str::to_owned);
     let rows = MODES.iter().filter_map(|mode| {
@@ -234,7 +234,7 @@ fn bar(figures: &Figures) -> String {
     )
 }
 
-/// What was not served.
+/// Lists the ServicePorts that were not served.
 fn failed(figures: &Figures) -> String {
     let mut text = String::new();
     for mode in &MODES {

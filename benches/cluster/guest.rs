@@ -1,5 +1,5 @@
-//! ipvs mode: this program again, in a guest kernel that has IPVS. What it measures it
-//! prints there, and this side writes it into the files.
+//! ipvs mode: this program again, in a guest kernel that has IPVS. It prints its measurements
+//! there, and this side writes them into the files.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use crate::{
     lab::uml::boot::{Profile, run_with, unavailable},
 };
 
-/// Room for the objects of 20,000 Services and their changes, which the API server there
+/// Room for the objects of 20,000 Services and their changes, which the API server in the guest
 /// keeps.
 const MEMORY: &str = "4G";
-/// The longest life of a guest.
+/// Maximum lifetime of a guest.
 const LIMIT: Duration = Duration::from_secs(1800);
 /// Set in the guest.
 pub const GUEST: &str = "TRIPOD_BENCH_GUEST";
@@ -22,7 +22,7 @@ const FILES: [(&str, &File); 3] = [
     ("connecting", &CONNECTING),
 ];
 
-/// Prints a row in the guest. Returns whether this is one.
+/// Prints a row if this is the guest. Returns whether it is.
 pub fn prints(file: &File, row: &[String]) -> bool {
     let is_guest = std::env::var_os(GUEST).is_some();
     if is_guest {

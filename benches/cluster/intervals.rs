@@ -1,4 +1,4 @@
-//! What `minSyncPeriod` costs and gains, in a storm of changes.
+//! Costs and gains of `minSyncPeriod`, in a storm of changes.
 
 use std::time::Instant;
 
@@ -7,10 +7,10 @@ use crate::{
     tls::Authority,
 };
 
-/// Changes of EndpointSlices that come as fast as the server can send them.
+/// Number of changes of EndpointSlices, which the server sends as fast as it can.
 const EVENTS: u32 = 20_000;
 
-/// Prints it for redirect capture, in the namespace of this thread.
+/// Prints them for redirect capture, in the namespace of this thread.
 pub fn measure() {
     let mode = MODES.iter().find(|mode| mode.name == "redirect");
     let mode = mode.expect("it is a mode");

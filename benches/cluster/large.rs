@@ -9,17 +9,17 @@ use crate::{
     objects::{service, slice},
 };
 
-/// Endpoints of each Service, but of those that are called.
+/// Number of endpoints of each Service, except for those that are called.
 pub const ENDPOINTS: u8 = 5;
-/// The most Services that are called: the first, the last and some between.
+/// Maximum number of Services that are called: the first, the last and some between.
 const CALLED: u32 = 16;
-/// Where the called Services have their one endpoint.
+/// The addresses of the one endpoint that the called Services have.
 pub const BACKENDS: [Ipv4Addr; 2] = [
     Ipv4Addr::new(10, 244, 255, 1),
     Ipv4Addr::new(10, 244, 255, 2),
 ];
 
-/// A cluster of so many Services.
+/// A cluster with this number of Services.
 #[derive(Clone)]
 pub struct Size {
     pub services: u32,
@@ -72,12 +72,12 @@ impl Size {
         self.called.iter().map(|number| address(*number)).collect()
     }
 
-    /// Returns the cluster IP of the called Service that [`Size::redirect`] is about.
+    /// Returns the cluster IP of the called Service that [`Size::redirect`] changes.
     pub fn changed(&self) -> Ipv4Addr {
         address(self.middle())
     }
 
-    /// The endpoint of one of the called Services is this one from now on.
+    /// Replaces the endpoint of one of the called Services.
     pub fn redirect(&self, cluster: &mut Cluster, backend: Ipv4Addr) {
         cluster.put(called_slice(self.middle(), backend));
     }
@@ -87,7 +87,7 @@ impl Size {
         *middle.expect("some are called")
     }
 
-    /// One endpoint of another Service gets another address in change number `turn`.
+    /// Replaces the address of one endpoint of another Service in change number `turn`.
     pub fn replace(&self, cluster: &mut Cluster, turn: u32) {
         let others = |number: &u32| !self.called.contains(number);
         let first = turn.wrapping_mul(7919);
@@ -102,8 +102,8 @@ impl Size {
         cluster.put(of);
     }
 
-    /// So many changes of the slices of a thousand Services, and then one by
-    /// which [`LAST`] gets an endpoint on this node.
+    /// Makes this number of changes of the slices of a thousand Services, and then one by which
+    /// [`LAST`] gets an endpoint on this node.
     pub fn storm(&self, cluster: &mut Cluster, events: u32) {
         for i in 0..events {
             let name = name(i % self.services.min(1000));
@@ -115,8 +115,8 @@ impl Size {
     }
 }
 
-/// A Service more, whose internal traffic is for this node alone and finds no
-/// endpoint here at first: a metric tells when that has changed.
+/// An additional Service with internal traffic policy Local, which has no endpoint here at first: a
+/// metric shows when that has changed.
 const LAST: &str = "last";
 
 fn name(i: u32) -> String {

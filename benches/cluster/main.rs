@@ -1,12 +1,11 @@
-//! What a large cluster costs: the program itself, as it runs on a node, beside a server
-//! that speaks the API's protocol, in network namespaces of their own. Writes sections
-//! `scale`, `churn` and `connecting` of docs/benchmarks.md.
+//! Costs of a large cluster: the program itself, as it runs on a node, next to a server that speaks
+//! the API's protocol, in separate network namespaces. Writes sections `scale`, `churn` and
+//! `connecting` of docs/benchmarks.md.
 //!
 //! Arguments, each optional: the parts (`scale`, `churn`, `connecting`), the modes
 //! (`nftables`, `iptables-nft`, `iptables-legacy`, `local`, `redirect`, `ipvs`) and the
-//! numbers of Services. `report` measures nothing and writes the sections from the
-//! figures that are there. `intervals` instead measures what the shortest time between
-//! two syncs costs.
+//! numbers of Services. `report` measures nothing and writes the sections from the existing
+//! figures. `intervals` instead measures the cost of the shortest time between two syncs.
 
 mod churn;
 // Shared with the tests, which use more of it.
@@ -76,14 +75,14 @@ use self::{
 const INSIDE: &str = "TRIPOD_BENCH_INSIDE";
 
 const PARTS: [&str; 3] = ["scale", "churn", "connecting"];
-/// Numbers of Services for the scale, and of those the ones with a minute of changes.
+/// Numbers of Services for the scale, and those with a minute of changes.
 const SIZES: [u32; 5] = [10, 100, 1000, 5000, 20_000];
 const STORMS: [u32; 3] = [1000, 5000, 20_000];
 
 fn main() -> ExitCode {
     if std::env::var_os(INSIDE).is_none() {
         let own = std::env::current_exe().expect("own path");
-        // IPVS answers to root alone, not to who is root in a namespace.
+        // IPVS answers only to root, not to a user who is root in a namespace.
         let namespaces = if nix::unistd::geteuid().is_root() {
             "-nm"
         } else {
@@ -118,13 +117,13 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// What the arguments ask for.
+/// The arguments.
 struct Asked(Vec<String>);
 
 impl Asked {
     fn new() -> Asked {
         let words = std::env::args().skip(1);
-        // What cargo adds: --bench.
+        // cargo adds --bench.
         Asked(words.filter(|word| !word.starts_with('-')).collect())
     }
 
@@ -132,7 +131,7 @@ impl Asked {
         self.0.iter().any(|given| given == word)
     }
 
-    /// Whether `word` is named, or none of its kind.
+    /// Whether `word` is given, or no word of its kind.
     fn wants(&self, word: &str, is_alike: impl Fn(&str) -> bool) -> bool {
         self.names(word) || !self.0.iter().any(|given| is_alike(given))
     }
@@ -162,7 +161,7 @@ fn is_size(word: &str) -> bool {
 fn measure(mode: &'static Mode, asked: &Asked) {
     let is_guest = std::env::var_os(GUEST).is_some();
     if mode.name == IPVS && !is_guest {
-        // Each part in a guest of its own: together they outlive one.
+        // Each part in a separate guest: together they would take longer than its lifetime.
         for part in PARTS.into_iter().filter(|part| asked.part(part)) {
             let mut words = asked.sizes();
             words.extend([part, IPVS].map(str::to_owned));

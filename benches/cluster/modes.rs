@@ -1,19 +1,19 @@
-//! What is measured: modes with their flags.
+//! The measured modes, with their flags.
 
 /// The name of a mode in the figures.
 pub type ModeName = &'static str;
 
-/// A mode, as it is measured.
+/// A measured mode.
 pub struct Mode {
     pub name: ModeName,
-    /// What the documents call it.
+    /// The name in the documents.
     pub title: &'static str,
     pub flags: &'static [&'static str],
-    /// The engine that the kubelet would have chosen, of modes that use iptables.
+    /// The engine that the kubelet would have chosen, for modes that use iptables.
     pub engine: Option<&'static str>,
 }
 
-/// Full syncs that come with time alone would be among what changes cost.
+/// Periodic full syncs would be counted among the costs of changes.
 pub const NO_PERIODIC_SYNC: [&str; 2] = ["--iptables-sync-period=1h", "--ipvs-sync-period=1h"];
 
 pub const MODES: [Mode; 6] = [
@@ -55,5 +55,5 @@ pub const MODES: [Mode; 6] = [
     },
 ];
 
-/// Measured in a guest kernel, as most machines that build have no IPVS.
+/// Measured in a guest kernel, because most build machines have no IPVS.
 pub const IPVS: ModeName = "ipvs";

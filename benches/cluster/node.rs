@@ -12,13 +12,13 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::{large::BACKENDS, run};
 
-/// The port of Services and the one of their endpoints.
+/// The port of Services, and that of their endpoints.
 const PORT: u16 = 80;
 const TARGET: u16 = 8080;
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Where clients call from, which is not where an endpoint is.
+/// The address from which clients call, which no endpoint has.
 const CLIENT: &str = "10.244.254.1";
 
 /// Runs `body` on a thread with a network namespace that has the backends and a route to
@@ -52,18 +52,18 @@ fn serve(listener: &TcpListener, own: Ipv4Addr) {
     for stream in listener.incoming() {
         let _ = stream.and_then(|mut stream| {
             stream.write_all(&own.octets()[3..])?;
-            // The client ends it, by a reset: nothing is left in TIME_WAIT.
+            // The client ends the connection by a reset, so that nothing is left in TIME_WAIT.
             let _ = stream.read(&mut [0]);
             Ok(())
         });
     }
 }
 
-/// What came of a call.
+/// The answer to a call.
 pub struct Answer {
     /// The endpoint that answered.
     pub backend: Ipv4Addr,
-    /// From the beginning of the connection to the first byte.
+    /// Time from the beginning of the connection to the first byte.
     pub took: Duration,
 }
 
@@ -83,7 +83,7 @@ pub fn call(ip: Ipv4Addr) -> Option<Answer> {
     Some(Answer { backend, took })
 }
 
-/// Calls until `backend` answers, with pauses. Returns when that was, unless it took too
+/// Calls until `backend` answers, with pauses. Returns when it did, or `None` if that took too
 /// long.
 pub fn until(ip: Ipv4Addr, backend: Ipv4Addr, pause: Duration, limit: Duration) -> Option<Instant> {
     let begun = Instant::now();
@@ -96,7 +96,7 @@ pub fn until(ip: Ipv4Addr, backend: Ipv4Addr, pause: Duration, limit: Duration) 
     }
 }
 
-/// The duration below which so many of a hundred are, in milliseconds.
+/// A percentile of the durations, in milliseconds.
 pub fn part(sorted: &[Duration], percent: usize) -> Option<f64> {
     let at = (sorted.len() * percent / 100).min(sorted.len().checked_sub(1)?);
     Some(sorted[at].as_secs_f64() * 1000.0)

@@ -14,7 +14,7 @@ use nix::libc;
 
 use crate::modes::NO_PERIODIC_SYNC;
 
-/// Longer than anything takes unless it hangs.
+/// Longer than any step takes unless it hangs.
 const DEADLINE: Duration = Duration::from_secs(300);
 const METRICS: &str = "127.0.0.1:10249";
 
@@ -24,14 +24,14 @@ pub struct Tripod(Child);
 /// Processor time so far.
 #[derive(Clone, Copy)]
 pub struct Busy {
-    /// Of all its threads, in the kernel and outside.
+    /// Of all its threads, in kernel and user space.
     pub own: Duration,
-    /// Of the programs that it started and that have ended.
+    /// Of the programs that it started and that have exited.
     pub children: Duration,
 }
 
 impl Busy {
-    /// Returns how much more it is now.
+    /// Returns the difference to an earlier measurement.
     pub fn since(self, before: Busy) -> Busy {
         Busy {
             own: self.own.saturating_sub(before.own),
@@ -41,11 +41,11 @@ impl Busy {
 }
 
 impl Tripod {
-    /// Starts the one built with this benchmark, or the one that `TRIPOD`
-    /// names, as the node of the objects.
+    /// Starts the program built with this benchmark, or that which `TRIPOD` names, as the node of
+    /// the objects.
     pub fn start(flags: &[&str], source: [&str; 2]) -> Tripod {
         let program = std::env::var_os("TRIPOD").unwrap_or(env!("CARGO_BIN_EXE_tripod").into());
-        // A /run of its own: several run at once, each in a network namespace.
+        // A separate /run: several run at the same time, each in a network namespace.
         let alone = "mount -t tmpfs tmpfs /run && exec \"$@\"";
         let child = Command::new("unshare")
             .args(["-m", "sh", "-c", alone, "sh"])
@@ -78,7 +78,7 @@ impl Tripod {
         Tripod::start(flags, ["--manifests", &folder.to_string_lossy()])
     }
 
-    /// Waits until so many Services are without an endpoint on this node.
+    /// Waits until this number of Services is without an endpoint on this node.
     pub fn reaches_missing(&self, services: f64) {
         let name = "kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family=\"IPv4\",traffic_policy=\"internal\"}";
         let begun = Instant::now();
@@ -94,7 +94,7 @@ impl Tripod {
         }
     }
 
-    /// A metric, by its name with its labels.
+    /// Reads a metric by its name with its labels.
     pub fn metric(&self, name: &str) -> Option<f64> {
         let mut stream = TcpStream::connect(METRICS).ok()?;
         let request = "GET /metrics HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n";
@@ -105,7 +105,7 @@ impl Tripod {
         lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
     }
 
-    /// Processor time so far.
+    /// Reads the processor time so far.
     pub fn busy(&self) -> Busy {
         Busy {
             own: self.own_time(),
@@ -113,7 +113,7 @@ impl Tripod {
         }
     }
 
-    /// With the threads that have ended.
+    /// Including ended threads.
     fn own_time(&self) -> Duration {
         let pid = libc::pid_t::try_from(self.0.id()).expect("process ids are positive");
         // CPUCLOCK_SCHED of a process: `linux/posix-timers_types.h`.
@@ -137,7 +137,7 @@ impl Tripod {
         Duration::from_millis(ticks * 10)
     }
 
-    /// Resident memory now and at its highest, in MiB.
+    /// Resident memory now and at its peak, in MiB.
     pub fn memory(&self) -> [f64; 2] {
         let status = self.read("status");
         ["VmRSS:", "VmHWM:"].map(|name| {
@@ -148,7 +148,7 @@ impl Tripod {
         })
     }
 
-    /// Returns how many descriptors it has open.
+    /// Counts its open descriptors.
     pub fn descriptors(&self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.0.id())).map_or(0, Iterator::count)
     }

@@ -12,16 +12,15 @@ use crate::{
     server::Server,
 };
 
-/// How often one endpoint is changed for the time that it takes ...
+/// How often one endpoint is changed to measure the latency ...
 const CALLED: usize = 21;
-/// ... and for the processor time.
+/// ... and to measure the processor time.
 const CHANGES: u32 = 25;
 const EVERY: Duration = Duration::from_micros(200);
 const LIMIT: Duration = Duration::from_secs(60);
-/// How long it has for what follows a change, such as a check whether others changed
-/// something.
+/// Time for the work that follows a change, such as a check whether others changed something.
 const SETTLED: Duration = Duration::from_secs(5);
-/// How often it is watched while nothing changes, as long each time as for a change.
+/// Number of measurements without changes, each as long as one for a change.
 const IDLE: u32 = 9;
 
 /// Measures `tripod`, which was started at `begun` in the namespace of this thread.
@@ -58,7 +57,7 @@ pub fn measure(mode: ModeName, size: &Size, server: &Server, tripod: &Tripod, be
     SCALE.put(row);
 }
 
-/// How long changes take until a call reaches the new endpoint.
+/// Measures how long changes take until a call reaches the new endpoint.
 fn latencies(size: &Size, server: &Server) -> Vec<Duration> {
     let mut took = Vec::new();
     for turn in 1..=CALLED {
@@ -76,11 +75,11 @@ fn latencies(size: &Size, server: &Server) -> Vec<Duration> {
     took
 }
 
-/// Processor time of one change, with what follows it and without what is spent when
-/// nothing changes. Nothing is called meanwhile. The first change of its kind does not
-/// count: it may bring what stays, as rules for a set that had no members before. Of the own
-/// time it is the median: at times a shared machine takes twenty times as long for the same. Of
-/// that of programs, which is counted in ticks, it is the mean.
+/// Processor time of one change, including subsequent work and excluding the time that is spent
+/// without changes. Nothing is called meanwhile. The first change of its kind does not count: it
+/// may create objects that stay, such as rules for a set that had no members before. For the own
+/// time it is the median: at times a shared machine takes twenty times as long for the same work.
+/// For the time of programs, which is counted in ticks, it is the mean.
 fn one_change(size: &Size, server: &Server, tripod: &Tripod, pause: Duration) -> Busy {
     server.change(|cluster| size.replace(cluster, CHANGES));
     std::thread::sleep(SETTLED);
@@ -102,7 +101,7 @@ fn one_change(size: &Size, server: &Server, tripod: &Tripod, pause: Duration) ->
     }
 }
 
-/// Returns the median of own times, and the mean of those of programs.
+/// The median of own times, and the mean of those of programs.
 fn typical(all: &mut [Busy]) -> Busy {
     all.sort_unstable_by_key(|busy| busy.own);
     let children: Duration = all.iter().map(|busy| busy.children).sum();

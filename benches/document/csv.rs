@@ -1,5 +1,5 @@
 //! Raw figures: files of `docs/benchmarks/`, whose rows are replaced one by one, so that
-//! a part can be measured anew.
+//! a part can be measured again.
 
 use std::{fmt::Write, fs};
 
@@ -9,7 +9,7 @@ use super::docs;
 pub struct Csv {
     name: &'static str,
     columns: &'static [&'static str],
-    /// How many columns, from the first, say what a row is about.
+    /// Number of key columns, from the first one on.
     keys: usize,
     rows: Vec<Vec<String>>,
 }
@@ -34,7 +34,7 @@ impl Csv {
         }
     }
 
-    /// A file without rows; what is in it is lost with the first row that is put.
+    /// A file without rows; its old content is lost when the first row is put.
     pub fn anew(name: &'static str, columns: &'static [&'static str], keys: usize) -> Csv {
         Csv {
             name,
@@ -44,7 +44,7 @@ impl Csv {
         }
     }
 
-    /// Adds a row, or replaces the one about the same, and writes the file.
+    /// Adds a row, or replaces that with the same keys, and writes the file.
     pub fn put(&mut self, row: Vec<String>) {
         assert_eq!(row.len(), self.columns.len(), "{row:?}");
         let about = |row: &Vec<String>| row[..self.keys].to_vec();
@@ -61,7 +61,7 @@ impl Csv {
         fs::write(path, text).expect("writing the figures");
     }
 
-    /// Returns the value of a column in the row with these keys.
+    /// Reads a column in the row with these keys.
     pub fn text(&self, keys: &[&str], column: &str) -> Option<&str> {
         let at = self.columns.iter().position(|name| *name == column);
         let at = at.unwrap_or_else(|| panic!("no column {column}"));
@@ -69,7 +69,7 @@ impl Csv {
         Some(&row[at])
     }
 
-    /// Returns the number in a column of the row with these keys, if it was measured.
+    /// Reads the number in a column of the row with these keys, if it was measured.
     pub fn number(&self, keys: &[&str], column: &str) -> Option<f64> {
         self.text(keys, column)?.parse().ok()
     }

@@ -2,8 +2,8 @@
 
 use std::{fs, process::Command};
 
-/// Returns the machine, its kernel, Tripod with its commit, and what answers of `programs`,
-/// each with the flag that has it print its version.
+/// Describes the machine, its kernel, Tripod with its commit, and those of `programs` that exist,
+/// each given with the flag that prints its version.
 pub fn machine(programs: &[(&str, &str)]) -> String {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let built = option_env!("CARGO_PROFILE_RELEASE_LTO").map_or("", |lto| match lto {
@@ -25,14 +25,14 @@ pub fn machine(programs: &[(&str, &str)]) -> String {
     parts.join(", ")
 }
 
-/// Returns the version of the kernel that runs.
+/// The version of the running kernel.
 pub fn kernel() -> String {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let number = release.split('-').next().unwrap_or_default();
     number.trim().to_owned()
 }
 
-/// Returns the processor's name, or on Arm, whose kernel tells none, the number of its part.
+/// Returns the processor's name, or on Arm, where the kernel does not have it, its part number.
 fn processor() -> Option<String> {
     let text = fs::read_to_string("/proc/cpuinfo").ok()?;
     let value = |key: &str| {
@@ -43,9 +43,8 @@ fn processor() -> Option<String> {
     value("model name").or_else(|| Some(format!("CPU part {}", value("CPU part")?)))
 }
 
-/// Returns the commit that was built, with a plus sign if files differ from it; none where
-/// there is no git, or where another program is measured. What benches write, in `docs`,
-/// does not count.
+/// Returns the commit that was built, with a plus sign if files differ from it; none without git,
+/// or if another program is measured. Files in `docs`, which benches write, do not count.
 fn commit() -> Option<String> {
     if std::env::var_os("TRIPOD").is_some() {
         return None;

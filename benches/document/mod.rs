@@ -1,8 +1,8 @@
-//! docs/benchmarks.md and docs/development/performance.md: sections that each bench writes by
-//! itself, tables and plots from the CSV files of docs/benchmarks.
+//! docs/benchmarks.md and docs/development/performance.md: sections that the benches write, with
+//! tables and plots from the CSV files of docs/benchmarks.
 //!
-//! A section stands between two comments with its name. What stands outside of them
-//! was written by hand and stays as it is.
+//! A section is enclosed by two comments with its name. Text outside of the sections was written by
+//! hand and stays unchanged.
 
 pub mod csv;
 pub mod machine;
@@ -34,14 +34,13 @@ const PAGES: [Page; 2] = [
     },
 ];
 
-/// Returns the path of a file in `docs/`.
 pub fn docs(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("docs")
         .join(file)
 }
 
-/// Writes the text of one section of [`PAGES`]; the rest of its page stays as it is.
+/// Writes the text of one section of [`PAGES`]; the rest of its page stays unchanged.
 pub fn write(name: &str, text: &str) {
     let page = PAGES.iter().find(|page| page.sections.contains(&name));
     let page = page.unwrap_or_else(|| panic!("no section {name}"));

@@ -13,7 +13,7 @@ pub fn table(head: &[String], rows: &[Vec<String>]) -> String {
     text
 }
 
-/// Returns a figure with three digits that count, or nothing.
+/// Formats a figure with three significant digits, or nothing.
 pub fn figure(value: Option<f64>) -> String {
     let Some(value) = value.filter(|value| value.is_finite()) else {
         return String::new();
@@ -26,7 +26,7 @@ pub fn figure(value: Option<f64>) -> String {
     }
 }
 
-/// Returns a number with commas between thousands.
+/// Formats a number with commas between thousands.
 pub fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();

@@ -1,8 +1,7 @@
-//! iptables mode with 1,000 and 20,000 Services of 5 endpoints each, in network
-//! namespaces of its own: the first sync, and one changed endpoint beside the bare
-//! `iptables-restore` that adds one rule. Writes section `iptables` of
-//! docs/benchmarks.md. With `connecting` it instead connects to the first and the last of
-//! so many Services. Needs root.
+//! iptables mode with 1,000 and 20,000 Services of 5 endpoints each, in separate network
+//! namespaces: the first sync, and one changed endpoint compared with a bare `iptables-restore`
+//! that adds one rule. Writes section `iptables` of docs/benchmarks.md. With `connecting` it
+//! instead connects to the first and the last of these Services. Needs root.
 //!
 //! `cargo bench --bench iptables [-- connecting] [SERVICES]`
 
@@ -155,8 +154,7 @@ fn sh(line: &str) {
     assert!(status.is_ok_and(|status| status.success()), "{line}");
 }
 
-/// The mode in this namespace, with the engine that the kubelet would have
-/// chosen.
+/// The mode in this namespace, with the engine that the kubelet would have chosen.
 struct Bench {
     runtime: Runtime,
     mode: Iptables,
@@ -231,8 +229,8 @@ fn rules(engine: &str, services: u32) {
         let others = map.iter().filter(|port| port.name != changed.name);
         let others: Vec<_> = others.map(|port| (**port).clone()).collect();
         map = others.into_iter().chain([changed]).collect();
-        // The map above has new copies of everything; only names that are said
-        // to have changed are looked at.
+        // The map above has new copies of everything; only names that are reported as changed are
+        // examined.
         let before = (
             spent(UsageWho::RUSAGE_THREAD),
             spent(UsageWho::RUSAGE_CHILDREN),
@@ -272,7 +270,7 @@ fn spent(whose: UsageWho) -> [Duration; 2] {
     })
 }
 
-/// One rule into a chain of its own, in table nat.
+/// Adds one rule to a separate chain, in table nat.
 fn restore(engine: &str, round: u32) -> Duration {
     let begun = Instant::now();
     let mut child = Command::new(format!("iptables-{engine}-restore"))
@@ -302,9 +300,8 @@ fn connecting(engine: &str, services: u32) {
             .collect();
         bench.sync(&map, &full());
         let address = |number| (IpAddr::from(services::address(number)), services::PORT).into();
-        // Which one comes first in the chain is not said: the fastest and the
-        // slowest of some are as good. They are called again in turns, so that
-        // a slow moment does not count for one of them alone.
+        // Their order in the chain is unknown, so the fastest and the slowest of some are taken.
+        // They are called again in turns, so that a slow moment does not affect only one of them.
         let mut some: Vec<u32> = (0..16).map(|part| part * last / 15).collect();
         some.sort_by_cached_key(|number| {
             median((0..CALLS / 16).map(|_| call(address(*number))).collect())

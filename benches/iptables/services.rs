@@ -13,7 +13,7 @@ pub fn address(number: u32) -> Ipv4Addr {
     (u32::from(Ipv4Addr::new(10, 96, 0, 1)) + number).into()
 }
 
-/// With its endpoints; `version` says where one of them is.
+/// A Service with its endpoints; `version` changes the address of one of them.
 pub fn service(number: u32, version: u32) -> ServicePort {
     let moved = u32::from(Ipv4Addr::new(10, 247, 0, 1)) + version;
     let endpoint = |at: u32| {
@@ -32,12 +32,12 @@ pub fn endpoint_of(number: u32, at: u32) -> SocketAddr {
     (Ipv4Addr::from(first + number * ENDPOINTS + at), 8080).into()
 }
 
-/// With one endpoint.
+/// A Service with one endpoint.
 pub fn single(number: u32, endpoint: SocketAddr) -> ServicePort {
     with(number, vec![endpoint])
 }
 
-/// With these endpoints.
+/// A Service with these endpoints.
 pub fn with(number: u32, all: Vec<SocketAddr>) -> ServicePort {
     ServicePort {
         port: PORT,

@@ -1,4 +1,4 @@
-//! How long connecting to a Service takes.
+//! The time to connect to a Service.
 
 use std::{
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
@@ -14,11 +14,11 @@ use crate::{
     services::{self, single},
 };
 
-/// How many connections each turn makes, and how many turns there are.
+/// Number of connections in each turn, and number of turns.
 const CALLS: usize = 100;
 const TURNS: usize = 60;
 
-/// A namespace with so many Services, in which connections are made when asked for.
+/// A namespace with this number of Services, in which connections are made on request.
 struct Caller {
     name: String,
     ask: Sender<()>,
@@ -27,7 +27,7 @@ struct Caller {
 }
 
 impl Caller {
-    /// `mode` makes the mode; the last Service is called.
+    /// `mode` creates the mode; the last Service is called.
     fn new(name: &str, services: u32, mode: fn() -> Node) -> Caller {
         let (ask, asked) = channel();
         let (answers, answer) = channel();
@@ -72,7 +72,7 @@ fn call(to: SocketAddr) -> Duration {
     begun.elapsed()
 }
 
-/// They are called in turns, so that a slow moment does not count for one alone.
+/// They are called in turns, so that a slow moment does not affect only one of them.
 pub fn measure() {
     println!();
     let mut callers = [

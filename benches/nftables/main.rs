@@ -1,7 +1,7 @@
-//! nftables mode with few and many Services of 5 endpoints each, in network
-//! namespaces of their own: the number of rules, the first sync, one endpoint that
-//! is replaced, comes or goes, and connecting to the only Service and to the last
-//! of 20,000, beside iptables mode with 10. Needs root.
+//! nftables mode with few and many Services of 5 endpoints each, in separate network namespaces:
+//! the number of rules, the first sync, one endpoint that is replaced, added or removed, and
+//! connecting to the only Service and to the last of 20,000, compared with iptables mode with 10.
+//! Needs root.
 //!
 //! `cargo bench --bench nftables [-- table|connecting]`
 
@@ -26,7 +26,7 @@ use self::{
     services::{ENDPOINTS, endpoint_of, service, with},
 };
 
-/// How often a first sync, and one change, is measured.
+/// Number of measurements of a first sync, and of one change.
 const ROUNDS: usize = 5;
 const CHANGES: usize = 51;
 
@@ -56,7 +56,7 @@ fn table(services: u32) {
         first.push(node.sync(&map, &full()));
         node.clean();
     }
-    // With what it takes to begin and to end.
+    // Including start and end.
     let spent = (busy() - before) / ROUNDS as u32;
     let mut node = Node::nftables();
     node.sync(&map, &full());
@@ -88,7 +88,7 @@ fn table(services: u32) {
             }
         });
         let others: ServiceMap = ports.collect();
-        // One that stays keeps what both numbers of slots need.
+        // The remaining one keeps the objects that both numbers of slots need.
         let changes = changed(&other);
         let (before, mut took) = (busy(), Vec::new());
         for at in 0..2 * CHANGES {

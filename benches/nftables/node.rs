@@ -30,7 +30,7 @@ use tripod::{
     services::{Changes, ServiceMap},
 };
 
-/// Runs `body` on a thread with a network namespace of its own.
+/// Runs `body` on a thread with a separate network namespace.
 pub fn in_namespace<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
     std::thread::spawn(|| {
         unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace, which takes root");
@@ -71,7 +71,7 @@ impl Node {
         )))
     }
 
-    /// With the engine that the kubelet would have chosen.
+    /// Uses the engine that the kubelet would have chosen.
     pub fn iptables(engine: &str) -> Node {
         for program in ["iptables", "ip6tables"] {
             sh(&format!(
@@ -134,9 +134,9 @@ fn settings() -> (KubeProxyConfiguration, Effective) {
     (settings.configuration, settings.effective)
 }
 
-/// How long this thread has run so far, in the kernel and outside: the first field
-/// of `/proc/thread-self/schedstat` (`Documentation/scheduler/sched-stats.rst`). It
-/// may be late by a tick of the clock.
+/// Run time of this thread so far, in kernel and user space: the first field of
+/// `/proc/thread-self/schedstat` (`Documentation/scheduler/sched-stats.rst`). It may be late by a
+/// tick of the clock.
 pub fn busy() -> Duration {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     let first = text.split(' ').next().and_then(|nanos| nanos.parse().ok());

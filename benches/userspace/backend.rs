@@ -1,4 +1,4 @@
-//! The backend, which does what the loads ask for.
+//! The backend, which answers the requests of the loads.
 
 use std::{
     io::{Read, Write},
@@ -35,7 +35,7 @@ fn answer(mut stream: TcpStream) -> Option<()> {
         }
         stream.write_all(&message).ok()?;
         if message[0] == REST {
-            // It stays open until this process ends: so many threads there cannot be.
+            // It stays open until this process ends: there cannot be as many threads.
             std::mem::forget(stream);
             return Some(());
         }

@@ -1,4 +1,4 @@
-//! Who is measured: processes on nodes between the same client and the same backend.
+//! The contenders: processes on nodes between the same client and the same backend.
 
 use std::{
     fs,
@@ -14,7 +14,7 @@ use super::{
     network::{Network, Node, addresses},
 };
 
-/// How long a contender may take until it answers.
+/// Time limit until a contender answers.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Something that clients can call to reach the backend.
@@ -22,12 +22,12 @@ pub struct Contender {
     /// Its name, for the tables.
     pub name: String,
     address: SocketAddr,
-    /// None for the one that is no proxy at all.
+    /// `None` for the direct connection, without a proxy.
     process: Option<Process>,
     _node: Node,
 }
 
-/// A process with its folder; both go when it is dropped.
+/// A process with its folder; dropping it ends the one and removes the other.
 struct Process {
     child: Child,
     folder: PathBuf,
@@ -43,10 +43,10 @@ struct Recipe {
     called: fn(&Node) -> SocketAddr,
 }
 
-/// Names another build of Tripod, which is measured beside this one.
+/// Names another build of Tripod, which is measured next to this one.
 const BESIDE: &str = "TRIPOD_BESIDE";
 
-/// More arguments for this build of Tripod; the one beside it gets none.
+/// Additional arguments for this build of Tripod; the other one gets none.
 const ARGUMENTS: &str = "TRIPOD_ARGUMENTS";
 
 const TRIPOD: &str = env!("CARGO_BIN_EXE_tripod");
@@ -97,7 +97,7 @@ const RECIPES: [Recipe; 4] = [
 ];
 
 impl Contender {
-    /// Starts all that are installed, the direct way first.
+    /// Starts all installed contenders, the direct connection first.
     pub fn start_all(network: &Network) -> Vec<Contender> {
         let node = network.node(0);
         let mut all = vec![Contender {
@@ -126,7 +126,7 @@ impl Contender {
         self.address
     }
 
-    /// Processor time that it and its children spent so far, in seconds.
+    /// Processor time of it and its children so far, in seconds.
     pub fn cpu(&self) -> f64 {
         // utime and stime are fields 14 and 15 of proc_pid_stat(5), in ticks.
         let ticks = self.fields("stat", |text| {
@@ -149,8 +149,8 @@ impl Contender {
         })
     }
 
-    /// The sum over the process and its children of what `read` finds in the
-    /// named file of /proc.
+    /// Sums the numbers that `read` finds in the named file of /proc of the process and its
+    /// children.
     fn fields(&self, file: &str, read: impl Fn(&str) -> u64) -> Option<u64> {
         let id = self.process.as_ref()?.child.id();
         let children =
@@ -163,7 +163,7 @@ impl Contender {
 }
 
 impl Recipe {
-    /// Starts it, or another `program` in its place.
+    /// Starts it, or another `program` instead.
     fn start(
         &self,
         program: Option<&str>,
@@ -228,7 +228,7 @@ impl Drop for Process {
     }
 }
 
-/// It opens no file beyond its limit, of which each connection takes two and each pipe two.
+/// It opens no file beyond its limit; each connection and each pipe takes two.
 fn haproxy(node: &Node) -> String {
     format!(
         "global
@@ -262,7 +262,7 @@ error_log FOLDER/error;
 events {{ worker_connections {}; }}
 stream {{ server {{ listen {} reuseport; proxy_pass {}; }} }}
 ",
-        // Of two workers, each counts both sides of a connection, and may get more than half.
+        // Each of two workers counts both sides of a connection, and may get more than half.
         2 * load::idle_connections(),
         node.own.port(),
         node.backend

@@ -8,7 +8,7 @@ use super::{
     load::{Load, Measured},
 };
 
-/// What one contender did in one round under one load.
+/// The figures of one contender in one round under one load.
 #[derive(Clone, Copy)]
 struct Round {
     number: usize,
@@ -16,16 +16,16 @@ struct Round {
     contender: usize,
     /// Bytes, requests or connections a second.
     rate: f64,
-    /// Microseconds of processor time that one took of it.
+    /// Processor time for one of them in microseconds.
     cost: f64,
     p50: f64,
     p99: f64,
 }
 
-/// What the idle connections of a contender took.
+/// The memory of a contender's idle connections.
 struct Idle {
     contender: usize,
-    /// KiB of its memory.
+    /// Memory in KiB.
     memory: u64,
     connections: usize,
 }
@@ -36,7 +36,7 @@ impl Idle {
     }
 }
 
-/// All that was measured.
+/// All measurements.
 pub struct Figures {
     /// The contenders' names, that of the direct connection first.
     pub names: Vec<String>,
@@ -44,7 +44,7 @@ pub struct Figures {
     idle: Vec<Idle>,
 }
 
-/// Something that is measured of one load in each round.
+/// A figure that is measured for one load in each round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Rate,
@@ -64,7 +64,7 @@ impl Round {
     }
 }
 
-/// The median of several values and the quarters below and above it.
+/// The median and the quartiles of several values.
 pub struct Spread {
     low: f64,
     pub median: f64,
@@ -72,7 +72,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Returns that of the values that are numbers, if there are any.
+    /// Computes it from those values that are numbers, if there are any.
     fn of(values: impl Iterator<Item = f64>) -> Option<Spread> {
         let mut all: Vec<f64> = values.filter(|value| value.is_finite()).collect();
         all.sort_by(f64::total_cmp);
@@ -90,8 +90,8 @@ impl Spread {
     }
 }
 
-/// The rows of the table: what they show of which load. Rates are shown as parts of the direct
-/// connection's, the others as they are.
+/// The rows of the table: load and kind of figure. Rates are shown relative to those of the direct
+/// connection, others as absolute values.
 const ROWS: [(Load, Kind, &str); 7] = [
     (Load::Bulk, Kind::Rate, "bulk, one connection"),
     (Load::Requests, Kind::Rate, "requests on 32 connections"),
@@ -106,7 +106,7 @@ const ROWS: [(Load, Kind, &str); 7] = [
     ),
 ];
 
-/// The columns of the file of raw figures, of which three say what a row is about.
+/// The columns of the file of raw figures, the first three of which are the keys.
 const COLUMNS: [&str; 9] = [
     "round",
     "load",
@@ -130,8 +130,8 @@ impl Figures {
         }
     }
 
-    /// Adds what contender number `contender` did in round `number`, with so many `seconds` of
-    /// processor time.
+    /// Adds the figures of contender number `contender` in round `number`, with this number of
+    /// `seconds` of processor time.
     pub fn add(
         &mut self,
         number: usize,
@@ -156,7 +156,7 @@ impl Figures {
         });
     }
 
-    /// Adds what `connections` idle ones took of its memory, in KiB.
+    /// Adds the memory of `connections` idle ones, in KiB.
     pub fn add_idle(&mut self, contender: usize, memory: u64, connections: usize) {
         self.idle.push(Idle {
             contender,
@@ -171,14 +171,14 @@ impl Figures {
         rounds.filter(move |round| (round.load, round.contender) == about)
     }
 
-    /// Returns the median of all rounds.
+    /// The median of all rounds.
     pub fn median(&self, load: Load, kind: Kind, contender: usize) -> Option<f64> {
         let values = self.of(load, contender).map(|round| round.get(kind));
         Some(Spread::of(values)?.median)
     }
 
-    /// Returns the ratios between two contenders, each taken within a round: what else the
-    /// machine does then slows down both.
+    /// Returns the ratios between two contenders, each taken within a round: other work of the
+    /// machine then slows down both.
     pub fn ratios(&self, load: Load, kind: Kind, contender: usize, to: usize) -> Option<Spread> {
         let pairs = self.of(load, contender).filter_map(|round| {
             let other = self.of(load, to).find(|other| other.number == round.number);
@@ -187,7 +187,7 @@ impl Figures {
         Spread::of(pairs)
     }
 
-    /// Returns how many KiB an idle connection of it took, of how many.
+    /// Memory of an idle connection in KiB, and the number of connections.
     pub fn idle(&self, contender: usize) -> Option<(f64, usize)> {
         let idle = self.idle.iter().find(|idle| idle.contender == contender)?;
         Some((idle.each(), idle.connections))
@@ -203,7 +203,7 @@ impl Figures {
         };
         let rounds = self.rounds.iter().map(|round| {
             let digits = match round.load {
-                // Of one byte.
+                // Per byte.
                 Load::Bulk => 6,
                 _ => 3,
             };
@@ -234,12 +234,12 @@ impl Figures {
         }
     }
 
-    /// Returns the page.
+    /// Builds the page.
     pub fn page(&self, rounds: usize, length: Duration) -> String {
         let head = [String::new()].into_iter().chain(self.names.clone());
         let mut rows: Vec<_> = ROWS
             .iter()
-            // The load of the others was not asked for.
+            // The load of the others was not requested.
             .filter(|(load, kind, _)| self.median(*load, *kind, 0).is_some())
             .map(|row| self.row(row))
             .collect();
@@ -266,7 +266,7 @@ impl Figures {
             match kind {
                 Kind::Rate if contender == 0 => absolute(*load, median),
                 Kind::Rate => ratios.map_or_else(String::new, |ratios| ratios.shown()),
-                // The direct connection has no processor time of its own.
+                // The direct connection has no processor time.
                 _ if median == 0.0 => String::new(),
                 _ => format!("{median:.1}"),
             }

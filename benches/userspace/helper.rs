@@ -1,5 +1,5 @@
-//! Processes of this program beside the one that measures: the backend, and clients that
-//! hold idle connections. Each has a limit of open files of its own.
+//! Processes of this program next to the measuring one: the backend, and clients that hold idle
+//! connections. Each has a separate limit of open files.
 
 use std::{
     io::{BufRead, BufReader},
@@ -10,7 +10,7 @@ use std::{
 
 use super::{backend, host::Host, load};
 
-/// Says in a helper what it is to do.
+/// Tells a helper its task.
 const WORK: &str = "TRIPOD_BENCH_HELPER";
 
 /// A helper; killed when dropped.
@@ -27,7 +27,7 @@ impl Helper {
         helper
     }
 
-    /// Starts a client that opens so many idle connections to `address`.
+    /// Starts a client that opens this number of idle connections to `address`.
     pub fn idle(host: &Host, address: SocketAddr, connections: usize) -> Helper {
         Helper::start(host, &format!("idle {address} {connections}"))
     }
@@ -47,7 +47,7 @@ impl Helper {
         }
     }
 
-    /// Waits until it has done its work. Returns the number that it says then.
+    /// Waits until it has done its work. Returns the number that it then prints.
     pub fn number(&mut self) -> usize {
         let mut line = String::new();
         self.output.read_line(&mut line).expect("a line");

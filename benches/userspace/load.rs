@@ -1,4 +1,4 @@
-//! What is measured: four kinds of traffic, and idle connections.
+//! The loads: four kinds of traffic, and idle connections.
 
 use std::{
     io::{Read, Write},
@@ -13,44 +13,44 @@ use std::{
 
 use nix::sys::resource::{Resource, getrlimit};
 
-/// Idle connections whose memory is measured, if there may be so many.
+/// Number of idle connections whose memory is measured, if the limit of open files allows it.
 const IDLE: usize = 20_000;
 
-/// What a request looks like: a byte that says what is asked for.
+/// The first byte of a request says what is requested.
 const ECHO: u8 = b'e';
 pub const FLOOD: u8 = b'f';
-/// An answer, and then nothing more.
+/// One answer, and nothing afterwards.
 pub const REST: u8 = b'r';
 
 /// Size of an echoed message, in bytes.
 pub const MESSAGE: usize = 128;
 
-/// A client that waits longer has met a proxy that does not work.
+/// A client that waits longer has met a broken proxy.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Clients at once.
+/// Number of simultaneous clients.
 const CLIENTS: usize = 32;
 
 /// A kind of traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Load {
-    /// One connection as fast as it goes.
+    /// One connection at full speed.
     Bulk,
-    /// Questions and answers on connections that stay.
+    /// Requests and answers on open connections.
     Requests,
-    /// One question and answer a connection.
+    /// One request and answer per connection.
     Connections,
-    /// Questions and answers of one connection alone.
+    /// Requests and answers on a single connection.
     Latency,
 }
 
-/// What one measurement found.
+/// The result of one measurement.
 pub struct Measured {
     /// Bytes, requests or connections.
     pub count: u64,
-    /// Seconds it took.
+    /// Its duration in seconds.
     pub seconds: f64,
-    /// How long each request of [`Load::Latency`] took, in microseconds, in order.
+    /// Duration of each request of [`Load::Latency`], in microseconds, sorted.
     pub latencies: Vec<f64>,
 }
 
@@ -68,7 +68,7 @@ impl Load {
         }
     }
 
-    /// Puts it on `address` for `length`.
+    /// Applies the load to `address` for `length`.
     pub fn run(self, address: SocketAddr, length: Duration) -> Measured {
         let count = Arc::new(AtomicU64::new(0));
         let over = Arc::new(AtomicBool::new(false));
@@ -155,15 +155,14 @@ fn exchange(stream: &mut TcpStream, message: &mut [u8]) {
     stream.read_exact(message).expect("an answer");
 }
 
-/// How many idle connections are measured: [`IDLE`], or as many as nine tenths of the open
-/// files allow, of which a proxy has two for each. Near the limit Tripod resets clients that
-/// have much.
+/// Number of idle connections to measure: [`IDLE`], or as many as nine tenths of the open files
+/// allow, of which a proxy has two for each. Near the limit Tripod resets clients that have many.
 pub fn idle_connections() -> usize {
     let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
     usize::try_from(limit / 20 * 9).map_or(IDLE, |most| most.min(IDLE))
 }
 
-/// So many connections that say nothing after a first answer, or as many as come about.
+/// Opens this number of connections that send nothing after a first answer, or as many as succeed.
 pub fn idle(address: SocketAddr, connections: usize) -> Vec<TcpStream> {
     (0..connections)
         .map_while(|_| {

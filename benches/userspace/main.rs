@@ -1,11 +1,11 @@
-//! The userspace data path beside a direct connection and, where they are installed,
-//! HAProxy and nginx: clients, a node for each and backends in network namespaces of
-//! their own, joined by veth(4), in interleaved rounds. What counts are the ratios.
+//! The userspace data path compared with a direct connection and, if they are installed, HAProxy
+//! and nginx: clients, a node for each and backends in separate network namespaces, joined by
+//! veth(4), in interleaved rounds. The ratios are what counts.
 //!
-//! Arguments, each optional: the number of rounds, the seconds of each measurement,
-//! `--only LOAD,...` (bulk, requests, connections, latency, idle) for some of the loads, and
-//! `--write` for section `data-path` of docs/benchmarks.md and its raw figures. Words in
-//! `TRIPOD_ARGUMENTS` are more arguments for Tripod; `TRIPOD_BESIDE` names another build.
+//! Arguments, each optional: the number of rounds, the seconds of each measurement, `--only
+//! LOAD,...` (bulk, requests, connections, latency, idle) to select loads, and `--write` to write
+//! section `data-path` of docs/benchmarks.md and its raw figures. Words in `TRIPOD_ARGUMENTS` are
+//! additional arguments for Tripod; `TRIPOD_BESIDE` names another build.
 
 mod backend;
 mod contender;
@@ -39,8 +39,8 @@ use self::{contender::Contender, figures::Figures, load::Load, network::Network}
 /// Set in the process that runs inside the namespaces.
 const INSIDE: &str = "TRIPOD_BENCH_INSIDE";
 
-/// How often each measurement is made, one contender after the other, and how long each
-/// lasts, where the arguments do not say.
+/// Number of rounds, in each of which one contender after the other is measured, and duration of
+/// each measurement, unless arguments set them.
 const ROUNDS: usize = 7;
 const LENGTH: Duration = Duration::from_secs(2);
 
@@ -111,7 +111,7 @@ fn arguments() -> Arguments {
                 numbers = 1;
             }
             (_, Ok(number)) => arguments.length = Duration::from_secs(number as u64),
-            // What cargo adds: --bench.
+            // cargo adds --bench.
             (_, Err(_)) => {}
         }
     }
@@ -119,7 +119,7 @@ fn arguments() -> Arguments {
 }
 
 fn measure(arguments: &Arguments) -> io::Result<Figures> {
-    // An empty /run, so that the namespaces' names are ours.
+    // An empty /run, so that the names of namespaces are free.
     let mounted = Command::new("mount")
         .args(["-t", "tmpfs", "none", "/run"])
         .status()?;
@@ -150,7 +150,7 @@ fn measure(arguments: &Arguments) -> io::Result<Figures> {
     Ok(figures)
 }
 
-/// Measures what idle connections take of the memory of each proxy.
+/// Measures the memory of idle connections in each proxy.
 fn idle(network: &mut Network, contenders: &[Contender], figures: &mut Figures) {
     let connections = load::idle_connections();
     for (number, contender) in contenders.iter().enumerate() {

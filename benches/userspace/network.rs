@@ -1,4 +1,4 @@
-//! Where the contenders stand: one client, one backend, and a node between them for each
+//! The network of the contenders: one client, one backend, and a node between them for each
 //! contender, which forwards as a router does.
 
 use std::{
@@ -17,13 +17,13 @@ const PORT: u16 = 7070;
 /// The port at which a node's proxy is called.
 const CALLED: u16 = 80;
 
-/// At how many addresses it is called, one after the other. Those of Tripod are as many
+/// Number of addresses at which it is called, one after the other. For Tripod they are separate
 /// Services: a Service that has a quarter of the open files leaves the last quarter to others.
 pub const ADDRESSES: u8 = 8;
 
 /// The network namespaces of the client and the backend.
 pub struct Network {
-    /// From which calls are made.
+    /// The host that makes the calls.
     pub client: Host,
     // Ends before its namespace does.
     server: Option<Helper>,
@@ -33,16 +33,17 @@ pub struct Network {
 /// One node, between the client and the backend.
 pub struct Node {
     host: Host,
-    /// Where the backend answers, by this node.
+    /// The address of the backend through this node.
     pub backend: SocketAddr,
-    /// Where the client calls the proxy of this node: the first of [`ADDRESSES`] of its own.
+    /// The address at which the client calls the proxy of this node: the first of [`ADDRESSES`]
+    /// addresses of the node.
     pub own: SocketAddr,
-    /// The address of the first of as many Services, which the client sends to this node.
+    /// The first of the [`ADDRESSES`] Service addresses, which the client routes to this node.
     pub service: SocketAddr,
 }
 
 impl Network {
-    /// A client and a backend, with no node between them yet.
+    /// A client and a backend, without a node between them yet.
     pub fn new() -> Network {
         let mut network = Network {
             client: host("client"),
@@ -53,15 +54,15 @@ impl Network {
         network
     }
 
-    /// Starts the backend anew: one that still has the connections of earlier measurements
-    /// could not open enough.
+    /// Restarts the backend: one that still has the connections of earlier measurements could not
+    /// open enough.
     pub fn new_backend(&mut self) {
         self.server = None;
         self.server = Some(Helper::backend(&self.backend, PORT));
     }
 
-    /// Opens idle connections to [`ADDRESSES`] from `first` on. Returns how many there are;
-    /// they end with the helpers.
+    /// Opens idle connections to [`ADDRESSES`] from `first` on. Returns their number; they end with
+    /// the helpers.
     pub fn idle(&self, first: SocketAddr, connections: usize) -> (usize, Vec<Helper>) {
         let each = connections / usize::from(ADDRESSES);
         let helpers = addresses(first).map(|address| Helper::idle(&self.client, address, each));
@@ -107,7 +108,7 @@ impl Network {
     }
 }
 
-/// Returns all [`ADDRESSES`], of which `first` is the first.
+/// Returns all [`ADDRESSES`], starting with `first`.
 pub fn addresses(first: SocketAddr) -> impl Iterator<Item = SocketAddr> {
     let IpAddr::V4(ip) = first.ip() else {
         panic!("{first} is not IPv4");
@@ -116,8 +117,8 @@ pub fn addresses(first: SocketAddr) -> impl Iterator<Item = SocketAddr> {
     all.map(move |bits| SocketAddr::new(Ipv4Addr::from(bits).into(), first.port()))
 }
 
-/// Makes a namespace in which no connection waits for a local port of one that has ended: that
-/// would be measured instead of the proxy, and of whoever calls most.
+/// Makes a namespace in which no connection has to wait for a local port of an ended one: otherwise
+/// that wait would be measured instead of the proxy, mostly for the contender that connects most.
 fn host(name: &str) -> Host {
     let host = Host::new(name, Ipv4Addr::UNSPECIFIED, Ipv6Addr::UNSPECIFIED);
     host.enter(|| {

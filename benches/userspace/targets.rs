@@ -1,4 +1,4 @@
-//! What Tripod should reach, and whether it does.
+//! Targets for Tripod, and whether it reaches them.
 
 use super::{
     document::table::table,
@@ -6,7 +6,7 @@ use super::{
     load::Load,
 };
 
-/// With what a figure of Tripod is compared.
+/// The contender with which a figure of Tripod is compared.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Than {
     Direct,
@@ -15,7 +15,7 @@ enum Than {
     Nginx,
 }
 
-/// The names of the other proxies, as the tables have them.
+/// The names of the other proxies in the tables.
 const HAPROXY: &str = "HAProxy";
 const NGINX: &str = "nginx stream";
 
@@ -24,7 +24,7 @@ struct Target {
     load: Load,
     kind: Kind,
     than: Than,
-    /// The least ratio of rates, and the most of all others.
+    /// The minimum ratio of rates, and the maximum of all other figures.
     bar: f64,
 }
 
@@ -81,7 +81,7 @@ const TARGETS: [Target; 7] = [
     },
 ];
 
-/// The most that an idle connection may take, in KiB.
+/// Maximum memory of an idle connection in KiB.
 const IDLE: f64 = 2.5;
 
 /// Returns the table with a column for each Tripod; nothing if there is nothing to compare.

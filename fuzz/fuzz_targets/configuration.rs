@@ -1,4 +1,4 @@
-//! What a configuration file may hold.
+//! The content of configuration files.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
-//! What one process leaves to the next: the records of the holder, who had which endpoint, and
-//! what they send each other while one takes over.
+//! Messages from one process to the next: the records of the holder, the assignments of clients to
+//! endpoints, and the messages during a takeover.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

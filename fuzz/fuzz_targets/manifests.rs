@@ -1,4 +1,4 @@
-//! Files of manifests, to what each mode makes of them.
+//! Files of manifests, up to the plan of each mode.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! What the kernel answers: datagrams, and the answers of each subsystem.
+//! Datagrams of the kernel, and the answers of each subsystem.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

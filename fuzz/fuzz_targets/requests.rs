@@ -1,4 +1,4 @@
-//! Requests to the ports that are served over HTTP.
+//! Requests to the HTTP ports.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

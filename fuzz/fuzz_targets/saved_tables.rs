@@ -1,4 +1,4 @@
-//! What `iptables-save` prints.
+//! The output of `iptables-save`.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -99,7 +99,7 @@ enum Detail {
     Short,
     /// Every endpoint, whether it is used or not.
     EachEndpoint,
-    /// Every endpoint, and all that is known of the ServicePort.
+    /// Every endpoint, and all known details of the ServicePort.
     Wide,
 }
 

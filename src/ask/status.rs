@@ -30,7 +30,7 @@ impl Detail {
 /// Returns why a probe of the pod fails; empty: it does not.
 pub(super) fn failing(health: &Health, probe: Probe) -> Vec<String> {
     let serves = |sync: &FamilySync| {
-        // A family without Services shows nothing of whether those of the other one are served.
+        // A family without Services does not show whether those of the other family are served.
         let counts = probe == Probe::Liveness || !sync.empty;
         sync.last.is_some() && sync.not_served.is_none() && counts
     };

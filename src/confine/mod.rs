@@ -63,8 +63,8 @@ pub enum Task {
     Hold,
 }
 
-/// The tasks of a serving process besides reading objects and configuring the kernel, which depend
-/// on its mode, its settings and the state of its node.
+/// The tasks of a serving process other than reading objects and configuring the kernel, which
+/// depend on its mode, its settings and the state of its node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Serving {
     /// Whether it may have to start programs.

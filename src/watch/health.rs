@@ -45,7 +45,7 @@ pub struct KindHealth {
 const NAMED: usize = 20;
 
 impl SourceHealth {
-    /// Returns the state of each kind that is followed, by its name.
+    /// Snapshot of each kind that is followed, by its name.
     pub fn kinds(&self) -> BTreeMap<&'static str, KindHealth> {
         self.kinds.lock().clone()
     }

@@ -74,7 +74,7 @@ pub(super) fn first_of(names: impl IntoIterator<Item = impl fmt::Display>) -> Op
 }
 
 impl Report {
-    /// Returns the fault of the file, if it has one.
+    /// Describes the fault of the file, if it has one.
     pub(super) fn fault(&self) -> Option<String> {
         let is_fault = matches!(self, Report::Broken { .. } | Report::Unreadable { .. });
         is_fault.then(|| self.to_string())

@@ -362,8 +362,8 @@ fn oddities_are_named() {
 }
 
 proptest! {
-    /// Whatever happens to the files, the events so far add up to those of a first scan of the same
-    /// files.
+    /// After any changes of the files, the events so far add up to those of a first scan of the
+    /// same files.
     #[test]
     fn events_add_up(steps in prop::collection::vec(
         (0..3_u8, prop::option::of(prop::collection::btree_map(0..4_u8, 1..4_u8, 0..4))),
@@ -405,8 +405,8 @@ proptest! {
         }
     }
 
-    /// Whatever is written to a file: readable objects are in use, those that may be in the rest
-    /// are unchanged, and all others are gone.
+    /// After any change of a file, readable objects are in use, those that may be in the rest are
+    /// unchanged, and all others are gone.
     #[test]
     fn what_is_in_force_follows_from_the_file_and_what_it_breaks(versions in prop::collection::vec(
         (prop::collection::btree_map(0..5_u8, (1..4_u8, prop::bool::weighted(0.2)), 0..5), prop::bool::weighted(0.2)),
