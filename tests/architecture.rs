@@ -1,6 +1,6 @@
-//! Which module may use which: the table in ARCHITECTURE.md holds for the paths in the code, no
-//! mode names another one, and files do not use each other in a cycle. `sizes`: no file or function is
-//! too long. `tiers`: what `make unit` runs.
+//! Dependencies between modules: the table in ARCHITECTURE.md holds for the paths in the code, no
+//! mode names another one, and files do not use each other in a cycle. `sizes`: no file or function
+//! is too long. `tiers`: the tests that `make unit` runs.
 
 mod map;
 mod sizes;
@@ -15,8 +15,8 @@ use std::{
 /// A path in the crate, such as `["modes", "ipvs", "plan"]`.
 type Module = Vec<String>;
 
-/// Returns the files of `src`, each with its module. Tests are left out, since they may
-/// use everything.
+/// Lists the files of `src`, each with its module. Tests are left out, since they may use
+/// everything.
 fn files() -> Vec<(Module, PathBuf)> {
     fn walk(folder: &Path, module: &Module, found: &mut Vec<(Module, PathBuf)>) {
         let entries = fs::read_dir(folder).expect("a folder of src");
@@ -56,7 +56,7 @@ fn without_tests(text: &str) -> &str {
     inline.next().map_or(text, |(at, _)| &text[..at])
 }
 
-/// Returns `text` without its tests and comments.
+/// Removes tests and comments from `text`.
 fn code(text: &str) -> String {
     let lines = without_tests(text).lines();
     let lines = lines.map(|line| line.split("//").next().unwrap_or_default());
@@ -144,8 +144,8 @@ fn tree(prefix: &[String], text: &str, found: &mut Vec<Vec<String>>) {
     tree(&path, &inner[begin..], found);
 }
 
-/// Returns `path` as `module` names it, from the root of the crate; `None`: it belongs to
-/// another crate.
+/// Resolves `path`, as `module` names it, from the root of the crate; `None`: it belongs to another
+/// crate.
 fn resolved(path: &[String], module: &Module) -> Option<Module> {
     let mut base = module.clone();
     let mut rest = path;
@@ -167,8 +167,8 @@ fn resolved(path: &[String], module: &Module) -> Option<Module> {
     Some(base)
 }
 
-/// Returns the table in ARCHITECTURE.md: each module with those that it may use, from the
-/// first, which uses none, to the last.
+/// Reads the table in ARCHITECTURE.md: each module with those that it may use, from the first,
+/// which uses none, to the last.
 fn table() -> Vec<(String, BTreeSet<String>)> {
     let text = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
     let table = text.split("| module | uses |\n|---|---|\n").nth(1);
@@ -251,7 +251,7 @@ fn reached<'a>(
     reached
 }
 
-/// Returns the cycles of `uses`: sets of files each of which reaches each other one.
+/// Finds the cycles of `uses`: sets of files each of which reaches each other one.
 fn circles(uses: &BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet<Vec<String>> {
     let reached: BTreeMap<_, _> = uses
         .keys()
@@ -282,7 +282,7 @@ fn no_files_use_each_other_in_a_circle() {
         let text = fs::read_to_string(path).expect("a source file");
         for path in named(&text) {
             let other = resolved(&path, module).and_then(|path| file(&path));
-            // A module and what it contains belong together.
+            // A module and its submodules belong together.
             let other =
                 other.filter(|other| !other.starts_with(module) && !module.starts_with(other));
             uses.entry(module.clone()).or_default().extend(other);

@@ -1,6 +1,6 @@
-//! Each alert fires on its fault alone: promtool has the rules evaluate series of a node
-//! that is healthy but for one fault. Where no sync ever succeeds, the series are also those
-//! of the program itself.
+//! Each alert fires on its fault alone: promtool evaluates the rules on the series of a node that
+//! is healthy except for one fault. If no sync ever succeeds, the series also come from the program
+//! itself.
 
 use std::{
     collections::BTreeMap,
@@ -23,13 +23,13 @@ use crate::lab::{ProgramFault, Programs, Tripod, eventually};
 
 const SOON: Duration = Duration::from_secs(30);
 
-/// When it is looked at, an hour of series being there.
+/// The time of the evaluation, with an hour of series.
 const AT: &str = "55m";
 
-/// Series of healthy nodes, without the label `job`, and their values, a minute each.
-/// Syncs that fail once, ports that fail for some minutes, changes that wait for the
-/// next sync, an API server that is away for some minutes and objects that are not needed are
-/// no reason for an alert.
+/// Series of healthy nodes, without the label `job`, and their values, one per minute. A single
+/// failed sync, ports that fail for some minutes, changes that wait for the next sync, an API
+/// server that is unreachable for some minutes and missing optional objects are no reason for an
+/// alert.
 const HEALTHY: [(&str, &str); 21] = [
     (UP, "1x60"),
     // The target of kube-prometheus-stack on the same node, which is read without TLS.
@@ -53,7 +53,7 @@ const HEALTHY: [(&str, &str); 21] = [
     (FALLBACK, "0x60"),
     (CONFLICTING, "0x60"),
     (NO_LOCAL, "0x60"),
-    // Callers from outside are sent to other nodes by their load balancer.
+    // Load balancers send callers from outside to other nodes.
     (
         "kubeproxy_sync_proxy_rules_no_local_endpoints_total{instance=\"a\",traffic_policy=\"external\"}",
         "7x60",
@@ -94,8 +94,8 @@ const WITHIN_A_SECOND: &str =
 /// No values: the series is not there.
 const ABSENT: &str = "_x60";
 
-/// Something that is wrong: its name, the series that are other than on a healthy node,
-/// and the alerts that fire then, sorted.
+/// A fault: its name, the series that differ from those of a healthy node, and the alerts that then
+/// fire, sorted.
 type Fault = (
     &'static str,
     &'static [(&'static str, &'static str)],
@@ -205,7 +205,7 @@ const FAULTS: [Fault; 18] = [
         &[(WITHIN_A_SECOND, "0x60")],
         &["TripodSlow"],
     ),
-    // Where every node is down, none answers.
+    // If every node is down, none answers.
     (
         "all nodes are down",
         &[(UP, "0x60"), ("up{instance=\"b\"}", "0x60")],
@@ -213,7 +213,7 @@ const FAULTS: [Fault; 18] = [
     ),
 ];
 
-/// Returns the case of a fault, as promtool reads it.
+/// Builds the test case of a fault for promtool.
 fn case((name, changed, fires): &Fault) -> Value {
     let mut series: BTreeMap<&str, &str> = HEALTHY.into();
     for (one, values) in *changed {
@@ -227,7 +227,7 @@ fn case((name, changed, fires): &Fault) -> Value {
     case_of(name, series, fires, down)
 }
 
-/// Returns the case of series without the label `job`, on which the alerts `fires` fire,
+/// Builds a test case of series without the label `job`, on which the alerts `fires` fire,
 /// TripodDown on `down` nodes.
 fn case_of(
     name: &str,
@@ -261,7 +261,7 @@ fn case_of(
 fn judge(promtool: &PathBuf, folder: &str, cases: &[Value]) {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder);
     fs::create_dir_all(&folder).expect("a folder");
-    // Prometheus reads JSON as the YAML that it is.
+    // Prometheus reads JSON, because it is YAML.
     fs::write(folder.join("rules.yaml"), rules().to_string()).expect("rules");
     let cases = json!({
         "rule_files": ["rules.yaml"],
@@ -291,7 +291,7 @@ fn each_alert_fires_on_its_fault_and_none_on_a_healthy_node() {
     };
     let cases: Vec<Value> = FAULTS.iter().map(case).collect();
     judge(&promtool, "alerts", &cases);
-    // No rule is left out of the cases, or of what there is to do.
+    // The cases and the remedies cover every rule.
     let remedies = include_str!("../../docs/alerts.md");
     let spec = rules();
     let rules = spec["groups"][0]["rules"].as_array();
@@ -308,8 +308,8 @@ fn each_alert_fires_on_its_fault_and_none_on_a_healthy_node() {
     }
 }
 
-/// Returns the series that the program shows now, as of node `a`, once `are_there` returns
-/// true of the text.
+/// Returns the series that the program exports now, as those of node `a`, once `are_there` returns
+/// true for the text.
 fn shown(
     what: &str,
     tripod: &Tripod,
@@ -324,7 +324,7 @@ fn shown(
         let ours: Vec<&str> = ours.collect();
         Err(format!("{}\n{}", ours.join("\n"), tripod.log()))
     });
-    // Rules are about these alone, and promtool does not read every value of others.
+    // Rules use only these, and promtool cannot read every value of others.
     let ours = ["tripod_", "kubeproxy_"];
     let lines = text.lines();
     let lines = lines.filter(|line| ours.iter().any(|prefix| line.starts_with(prefix)));
@@ -339,8 +339,7 @@ fn shown(
     series.collect()
 }
 
-/// Returns the case of series that stay as they are for an hour, but for the time that
-/// something waits.
+/// Builds a test case of series that are constant for an hour, except for waiting times.
 fn lasting(name: &str, series: Vec<(String, f64)>, fires: &[&str]) -> Value {
     let up = [(UP.to_owned(), 1.0)];
     let series = series.into_iter().chain(up).map(|(name, value)| {
@@ -351,8 +350,8 @@ fn lasting(name: &str, series: Vec<(String, f64)>, fires: &[&str]) -> Value {
     case_of(name, series, fires, 1)
 }
 
-/// An API server that does not answer, a first sync that does not end, and credentials that
-/// expire later show in what the program itself gives Prometheus.
+/// An unreachable API server, a first sync that does not end, and credentials that expire later are
+/// visible in the series that the program itself exports.
 #[test]
 fn the_program_shows_that_it_never_syncs() {
     let Some(promtool) = program("promtool") else {
@@ -389,11 +388,11 @@ fn the_program_shows_that_it_never_syncs() {
             are(text, 1) && waiting(text) == 2 && !text.contains(synced)
         });
         let well = shown("that all is well", &tripod, |text| {
-            // One that began meanwhile may not have said yet that it hangs.
+            // A process that started meanwhile may not have reported yet that it hangs.
             programs.mend();
             are(text, 1) && text.matches(synced).count() == 2 && waiting(text) == 0
         });
-        // The credentials expire: open watches go on, others are refused.
+        // The credentials expire: open watches continue, other requests are refused.
         tcp.server.script().token = Some("another".to_owned());
         tcp.server.end_watches();
         let broke = shown("that objects are not followed", &tripod, |text| {

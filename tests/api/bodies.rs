@@ -1,4 +1,4 @@
-//! Bodies that are larger than they should be: each is given up, and the last known state stays.
+//! Oversized bodies: each is given up, and the last known state stays.
 
 use std::{io::Write, time::Duration};
 
@@ -10,7 +10,7 @@ use super::{
 
 const SOON: Duration = Duration::from_secs(60);
 
-/// Returns a list with an object of 40 MB, or with 40 MB besides its objects.
+/// Returns a list with an object of 40 MB, or with 40 MB in addition to its objects.
 fn large(begin: &str) -> Vec<u8> {
     let mut list = begin.as_bytes().to_vec();
     list.resize(40_000_000, b'x');

@@ -1,5 +1,4 @@
-//! What the server stores: objects, and every change of them since the last
-//! compaction.
+//! The state of the server: objects, and every change of them since the last compaction.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +37,7 @@ pub struct Change {
     bookmark: bool,
 }
 
-/// What a request selects.
+/// The selection of a request.
 #[derive(Clone, Default)]
 pub struct Selector {
     pub without_labels: Vec<String>,
@@ -49,7 +48,7 @@ pub struct Selector {
 }
 
 impl Selector {
-    /// Returns what the parameters `labelSelector` and `fieldSelector` select.
+    /// Parses the parameters `labelSelector` and `fieldSelector`.
     pub fn parse(labels: Option<&str>, fields: Option<&str>) -> Selector {
         let mut selector = Selector::default();
         for label in labels.into_iter().flat_map(|labels| labels.split(',')) {
@@ -88,7 +87,7 @@ impl Selector {
         clean && labelled && named && other
     }
 
-    /// The part of an object that was asked for.
+    /// Returns the requested part of an object.
     fn shows(&self, object: &Value) -> Value {
         if !self.metadata_alone {
             return object.clone();
@@ -142,14 +141,14 @@ impl Cluster {
         self.version += 1;
     }
 
-    /// Tells watchers of a collection how far it is.
+    /// Sends the current version to watchers of a collection.
     pub fn bookmark(&mut self, collection: &'static str) {
         self.remember(collection, None, None);
         self.history.last_mut().expect("just added").bookmark = true;
     }
 
-    /// Repeats the change before the last `back` ones of a collection, at its
-    /// old version: as a server would that plays its history again.
+    /// Repeats the change before the last `back` ones of a collection, at its old version, like a
+    /// server that replays its history.
     pub fn replay(&mut self, collection: &'static str, back: usize) {
         let mut of = self
             .history
@@ -160,7 +159,7 @@ impl Cluster {
         self.history.push(change);
     }
 
-    /// Has earlier versions again, as a server whose etcd was restored.
+    /// Returns to an earlier version, like a server whose etcd was restored.
     pub fn go_back(&mut self, version: u64) {
         self.version = version;
         for change in &mut self.history {
@@ -193,7 +192,7 @@ impl Cluster {
         picked.map(|object| selector.shows(object)).collect()
     }
 
-    /// Returns an object; the namespace of one that is in none is empty.
+    /// Returns an object; the namespace of a cluster-scoped one is empty.
     pub fn get(&self, collection: &str, namespace: &str, name: &str) -> Option<&Value> {
         let objects = self.objects.iter();
         let mut found = objects
@@ -201,12 +200,12 @@ impl Cluster {
         found.next().map(|(_, object)| object)
     }
 
-    /// Returns the objects of every kind.
+    /// All objects, of every kind.
     pub fn all(&self) -> impl Iterator<Item = &Value> {
         self.objects.values()
     }
 
-    /// How many changes there have been; where a watch from now on begins.
+    /// The number of changes so far, at which a watch from now on begins.
     pub fn now(&self) -> usize {
         self.history.len()
     }
@@ -219,7 +218,7 @@ impl Cluster {
             .count()
     }
 
-    /// The events of a watch from one place of the history on.
+    /// The events of a watch that begins at this position of the history.
     pub fn events(&self, from: usize, collection: &str, selector: &Selector) -> Vec<Value> {
         let changes = self.history[from..].iter();
         let of = changes.filter(|change| change.collection == collection);
@@ -228,7 +227,7 @@ impl Cluster {
 }
 
 impl Change {
-    /// As a watch with that selector sees it.
+    /// The event as a watch with that selector sees it.
     fn event(&self, selector: &Selector) -> Option<Value> {
         if self.bookmark {
             return Some(bookmark(self.version, false));
@@ -251,7 +250,7 @@ impl Change {
     }
 }
 
-/// A bookmark; `ends_list` where it ends the initial events.
+/// A bookmark; `ends_list` marks the end of the initial events.
 pub fn bookmark(version: u64, ends_list: bool) -> Value {
     let mut metadata = json!({"resourceVersion": version.to_string(), "creationTimestamp": null});
     if ends_list {

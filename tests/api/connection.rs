@@ -1,4 +1,4 @@
-//! How the server is reached, over TCP: protocols, compression, proxies.
+//! Connections to the server over TCP: protocols, compression, proxies.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ async fn all_kinds_share_one_connection_where_the_server_speaks_http2() {
     until("one connection is left", || tcp.server.script().open == 1).await;
     let protocols = tcp.server.script().protocols.clone();
     assert!(protocols.iter().all(|name| name == "h2"), "{protocols:?}");
-    // Each kind still hears of its own, also when watches begin anew.
+    // Each kind still receives its own changes, even when watches start again.
     for last in 3..6 {
         tcp.server.end_watches();
         tcp.server.change(|cluster| {
@@ -148,7 +148,7 @@ async fn lists_come_compressed() {
     }
 }
 
-/// A server, and a proxy that knows where it is.
+/// A server, and a proxy that knows its address.
 async fn behind(name: &str, scheme: &str, proxy: &str) -> (TcpServer, ForwardProxy) {
     let authority = Authority::new();
     let tcp = TcpServer::open(shop(), name, &authority, false).await;
@@ -191,7 +191,7 @@ async fn a_proxy_passes_plain_requests_on() {
         requests.iter().all(|head| head.starts_with(&expected)),
         "{requests:?}"
     );
-    // Others could read it.
+    // Otherwise others could read it.
     let authorizes = |head: &String| head.to_lowercase().contains("authorization:");
     assert!(!requests.iter().any(authorizes), "{requests:?}");
 }
@@ -216,8 +216,7 @@ async fn a_proxy_that_cannot_be_used_is_named() {
     }
 }
 
-/// An object that is larger than a stream may have under way does not keep the
-/// others from coming.
+/// An object that is larger than the window of a stream does not block the others.
 #[tokio::test]
 async fn a_large_object_and_small_ones_come_side_by_side() {
     let authority = Authority::new();

@@ -1,6 +1,6 @@
-//! A thousand clients at each address that answers: some say nothing, some ask slowly,
-//! some stop in the middle of a handshake, some do not take their answer. Others are
-//! answered meanwhile, and memory stays bounded.
+//! A thousand clients at each address that answers: some are silent, some send slowly, some stop in
+//! the middle of a handshake, some do not read their answer. Others are answered meanwhile, and
+//! memory stays limited.
 
 use std::{
     io::{self, Read, Write},
@@ -20,17 +20,17 @@ use super::{
 use crate::lab::{Tripod, figure};
 
 const CLIENTS: u16 = 1_000;
-/// How soon others are answered, also on a slow machine: before the ten seconds have passed after
-/// which a silent client has to go.
+/// How soon others are answered, even on a slow machine: before the ten seconds after which a
+/// silent client is closed.
 const SOON: Duration = Duration::from_secs(6);
-/// What a crowd may add to resident memory, in KiB. Tests run without optimization.
+/// How much resident memory a crowd may add, in KiB. Tests run without optimization.
 const MOST_MEMORY: u64 = 8 << 10;
-/// Descriptors that a crowd may take: one for each connection that is open at once, and
-/// some that the process opens for others meanwhile.
+/// Number of descriptors that a crowd may take: one for each open connection, and some that the
+/// process opens for other purposes meanwhile.
 const MOST_DESCRIPTORS: usize = 64 + 8;
 const PLAIN: &str = "127.0.0.1:10249";
 const SOCKET: &str = "/run/tripod/tripod.sock";
-/// How a TLS client begins: a record of 512 bytes, of which the head comes.
+/// The beginning of a TLS client's messages: a record of 512 bytes, of which only the head is sent.
 const HALF_A_HELLO: &[u8] = &[22, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3];
 
 /// A client's connection, kept open.
@@ -40,7 +40,7 @@ enum Client {
     Unix(UnixStream),
 }
 
-/// What the client of that number says at first.
+/// The first bytes of the client of that number.
 fn first_words(number: u16, tls: bool) -> &'static [u8] {
     match (number % 4, tls) {
         (0, _) => b"",
@@ -48,12 +48,12 @@ fn first_words(number: u16, tls: bool) -> &'static [u8] {
         (2, true) => &HALF_A_HELLO[..1],
         (1, false) => b"GET /metrics HT",
         (2, false) => b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: ",
-        // To TLS it is nonsense; elsewhere the answer is not taken.
+        // To TLS it is garbage; elsewhere the answer is not read.
         _ => b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
     }
 }
 
-/// Connects to `to`; every other client has an address of its own.
+/// Connects to `to`; every other client has a separate address.
 fn connect(to: SocketAddr, number: u16) -> TcpStream {
     let [high, low] = number.to_be_bytes();
     let from = match number % 2 {
@@ -70,7 +70,7 @@ fn connect(to: SocketAddr, number: u16) -> TcpStream {
 fn crowd(at: &str) -> Vec<Client> {
     let clients = (0..CLIENTS).map(|number| {
         let words = first_words(number, at == ADDRESS);
-        // Who was made to give way already need not hear it.
+        // A client that had to make room need not receive it.
         if at == SOCKET {
             let mut stream = UnixStream::connect(SOCKET).expect("it listens");
             let _ = stream.write_all(words);
@@ -91,11 +91,11 @@ fn is_answered(mut stream: impl Read + Write, path: &str) -> io::Result<bool> {
     Ok(answer.starts_with("HTTP/1.0 200"))
 }
 
-/// What each address answers beside, of the running proxy.
+/// Further paths that each address answers, about the running proxy.
 const PATHS: [&str; 3] = ["/", "/v1/services", "/v1/diff"];
 
-/// Asks for the page, for Services and for what differs, and takes the answers. At most a few
-/// wait for the kernel to be read at a time, and are answered again later.
+/// Requests the page, Services and differences, and reads the answers. Only a few requests may wait
+/// for a reading of the kernel at the same time; others are answered when they are repeated.
 async fn all_is_answered(at: &str, tls: &TlsConnector) {
     for path in PATHS {
         let begun = Instant::now();
@@ -115,7 +115,7 @@ async fn all_is_answered(at: &str, tls: &TlsConnector) {
     }
 }
 
-/// One who asks and takes the answer.
+/// One client that sends a request and reads the answer.
 async fn one_more(at: &str, tls: &TlsConnector) -> io::Result<bool> {
     match at {
         ADDRESS => {
@@ -127,8 +127,8 @@ async fn one_more(at: &str, tls: &TlsConnector) -> io::Result<bool> {
     }
 }
 
-/// Returns how long the slowest of some answers took. While a crowd comes, one who asks
-/// from an address of the crowd may have to give way, and asks again.
+/// Returns the time of the slowest of some answers. While a crowd arrives, a client from an address
+/// of the crowd may have to make room, and asks again.
 async fn slowest(at: &str, tls: &TlsConnector, times: usize) -> Duration {
     let mut slowest = Duration::ZERO;
     for _ in 0..times {
@@ -142,7 +142,7 @@ async fn slowest(at: &str, tls: &TlsConnector, times: usize) -> Duration {
 }
 
 async fn withstands(tripod: &Tripod, at: &str, tls: &TlsConnector) {
-    // What any use needs once.
+    // First-time costs of any use.
     slowest(at, tls, 70).await;
     let (memory, descriptors) = (tripod.resident_kib(), tripod.descriptors());
     let begun = Instant::now();
@@ -150,7 +150,7 @@ async fn withstands(tripod: &Tripod, at: &str, tls: &TlsConnector) {
         let at = at.to_owned();
         move || (crowd(&at), begun.elapsed())
     });
-    // While they come, and while they are there.
+    // While they arrive, and while they are there.
     let mut took = Duration::ZERO;
     while !coming.is_finished() {
         took = took.max(slowest(at, tls, 1).await);

@@ -1,4 +1,4 @@
-//! The Events that are written.
+//! The written Events.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ async fn events_are_written_at_the_rate_that_is_allowed() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     posting.abort();
-    // 20 a second, whatever the burst.
+    // 20 a second, regardless of the burst.
     assert!(
         begun.elapsed() > Duration::from_millis(900),
         "{:?}",

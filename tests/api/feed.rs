@@ -12,9 +12,9 @@ use tokio::sync::mpsc;
 
 /// The body of an answer.
 pub enum Feed {
-    /// It is there.
+    /// It is complete.
     Whole(Option<Bytes>),
-    /// It comes as it is made.
+    /// It is sent while it is produced.
     Live(mpsc::Receiver<io::Result<Bytes>>),
 }
 

@@ -17,18 +17,18 @@ use super::server::Server;
 #[derive(Clone)]
 pub struct ForwardProxy {
     pub address: SocketAddr,
-    /// The server, whatever it is called by those who want to get there.
+    /// The server, by whatever name clients request it.
     server: SocketAddr,
-    /// Answers what is not to be tunnelled.
+    /// Answers requests that are not tunnelled.
     plain: Server,
-    /// Heads of the requests that came, or the names of their targets.
+    /// Heads of the received requests, or the names of their targets.
     requests: Arc<Mutex<Vec<String>>>,
-    /// Counts; tunnels of an older number carry nothing any more, and stay open.
+    /// Counts up; tunnels with an older number transfer nothing any more, but stay open.
     stalled: Arc<watch::Sender<u64>>,
 }
 
 impl ForwardProxy {
-    /// A proxy at `host` that leads to `server`.
+    /// A proxy at `host` that forwards to `server`.
     pub async fn open(host: &str, server: SocketAddr, plain: Server) -> ForwardProxy {
         let listener = TcpListener::bind((host, 0)).await.unwrap();
         let proxy = ForwardProxy {
@@ -52,7 +52,7 @@ impl ForwardProxy {
         self.requests.lock().unwrap().clone()
     }
 
-    /// From now on open tunnels carry nothing; new ones do.
+    /// Stalls all open tunnels; new ones work.
     pub fn stall(&self) {
         self.stalled.send_modify(|number| *number += 1);
     }
@@ -87,7 +87,7 @@ impl ForwardProxy {
     }
 }
 
-/// The server's side of RFC 1928, for names; answers with the one asked for.
+/// The server's side of RFC 1928, for names; returns the requested one.
 async fn socks(client: &mut TcpStream) -> io::Result<String> {
     let mut start = [0; 2];
     client.read_exact(&mut start).await?;

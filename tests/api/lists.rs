@@ -1,4 +1,4 @@
-//! The first state, and what comes after it.
+//! The first state, and later changes.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -104,7 +104,7 @@ async fn a_node_that_cannot_be_listed_is_not_waited_for_without_end() {
     assert_eq!(recorder.next(Duration::from_secs(60)).await, Some(1));
     assert_eq!(recorder.seen(), [NODE]);
 
-    // Without Services there is nothing to be in force.
+    // Without Services there is nothing to apply.
     server.script().refuse = vec![(SERVICES, 500, None); 1000];
     let mut recorder = Recorder::start(pipe::access(&server));
     recorder.is_quiet(Duration::from_secs(120)).await;
@@ -161,7 +161,7 @@ async fn a_storm_is_few_batches_with_the_last_state() {
             cluster.put(slice("back-x", "back", &last));
         }
     });
-    // The receiver is busy meanwhile.
+    // The receiver is busy in the meantime.
     tokio::time::sleep(Duration::from_secs(10)).await;
     recorder.catches_up(&server, SOON).await;
     assert!(recorder.batches() <= 4, "{} batches", recorder.batches());
@@ -197,7 +197,7 @@ async fn no_other_calls_than_documented() {
     }
 }
 
-/// Weights of the endpoints of Service `back`, whichever order.
+/// Weights of the endpoints of Service `back`, in any order.
 fn weights(recorder: &Recorder) -> Vec<u16> {
     let mut ports = recorder.tracker().map().iter();
     let back = ports.find(|port| &*port.name.service.name == "back");
@@ -268,13 +268,13 @@ async fn nodes_may_be_withheld_but_services_are_waited_for() {
     let mut recorder = Recorder::with_weights(pipe::access(&server));
     assert_eq!(recorder.next(SOON).await, Some(2));
     assert_eq!(weights(&recorder), [1, 1]);
-    // They are asked for now and then.
+    // They are requested again now and then.
     server.script().refuse.clear();
     recorder.next(Duration::from_secs(60)).await;
     recorder.catches_up(&server, SOON).await;
     assert_eq!(weights(&recorder), [1, 3]);
 
-    // An empty map would tear down what an earlier process left in force.
+    // An empty map would tear down the rules that an earlier process left.
     server.script().refuse = withheld(SERVICES, 1000);
     let mut recorder = Recorder::with_weights(pipe::access(&server));
     recorder.is_quiet(Duration::from_secs(120)).await;
@@ -293,7 +293,7 @@ async fn other_nodes_are_none_of_our_business_unless_weights_are_asked_for() {
     });
     let mut recorder = Recorder::start(pipe::access(&server));
     assert_eq!(recorder.next(SOON).await, Some(3), "our Node alone");
-    // Ours alone would have a weight that no other is compared with.
+    // Only ours would have a weight, with no other to compare it with.
     assert_eq!(weights(&recorder), [1, 1]);
     server.change(|cluster| {
         for i in 0..1000 {
@@ -336,13 +336,13 @@ async fn service_cidrs_are_followed_where_they_are_asked_for() {
     assert_eq!(recorder.next(SOON).await, Some(1));
     assert_eq!(networks(&recorder), ["10.96.0.0/16", "fd00:96::/112"]);
 
-    // A server before 1.33 has none; one without the right does not give them.
+    // A server before 1.33 has none; without the right it does not return them.
     for code in [404, 403] {
         server.script().refuse = vec![(SERVICE_CIDRS, code, None); 1000];
         let mut recorder = Recorder::with_service_cidrs(pipe::access(&server));
         assert_eq!(recorder.next(SOON).await, Some(1), "{code}");
         assert!(networks(&recorder).is_empty());
-        // That a server is old is no fault.
+        // An old server is no fault.
         let is_trouble = recorder.troubles().contains_key("ServiceCIDRs");
         assert_eq!(is_trouble, code == 403, "{code}");
     }

@@ -1,5 +1,5 @@
-//! docs/metrics.md: every metric that the program shows, with or without an API server,
-//! in each mode that this kernel runs.
+//! docs/metrics.md: every metric that the program exports, with or without an API server, in each
+//! mode that this kernel runs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,15 +22,15 @@ use crate::lab::{
 
 const SOON: Duration = Duration::from_secs(30);
 const MODES: [&str; 4] = ["iptables", "ipvs", "nftables", "userspace"];
-/// Those that run here: ipvs mode needs a kernel that has IPVS.
+/// The modes that run here: ipvs mode needs a kernel with IPVS.
 const TRIED: [&str; 3] = ["iptables", "nftables", "userspace"];
-/// What ipvs mode shows beyond nftables mode, which has the same relay and the same ejection:
-/// IPVS knows which connections are open, and rules of iptables surround it.
+/// Metrics of ipvs mode that nftables mode, with the same relay and the same ejection, does not
+/// have: IPVS knows the open connections, and it uses rules of iptables.
 const OF_IPVS: [&str; 2] = [
     "tripod_endpoint_active_connections",
     "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
 ];
-/// What nftables mode shows beyond ipvs mode.
+/// Metrics of nftables mode that ipvs mode does not have.
 const OF_NFTABLES: [&str; 4] = [
     "kubeproxy_nftables_localhost_nodeport_rejected_packets_total",
     "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total",
@@ -61,7 +61,7 @@ format, as Prometheus does with `scrape_native_histograms`.
 |---|---|---|---|---|
 ";
 
-/// A metric as it is shown.
+/// A metric with its attributes.
 #[derive(Default)]
 struct Metric {
     kind: String,
@@ -70,7 +70,7 @@ struct Metric {
     modes: BTreeSet<&'static str>,
 }
 
-/// Adds what a scrape shows.
+/// Adds the metrics of a scrape.
 fn add(metrics: &mut BTreeMap<String, Metric>, mode: &'static str, scrape: &str) {
     let mut current = String::new();
     for line in scrape.lines() {
@@ -96,7 +96,7 @@ fn add(metrics: &mut BTreeMap<String, Metric>, mode: &'static str, scrape: &str)
     }
 }
 
-/// Adds ipvs mode, which a kernel shows in [`guest_full_metrics`].
+/// Adds ipvs mode, which [`guest_full_metrics`] tests in a kernel.
 fn add_ipvs(metrics: &mut BTreeMap<String, Metric>) {
     for (name, metric) in metrics {
         let is_shared = metric.modes.contains("nftables") && !OF_NFTABLES.contains(&&**name);
@@ -134,7 +134,7 @@ fn path() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("docs/metrics.md")
 }
 
-/// Returns what `scrape` gives after the first sync of both families.
+/// Returns the result of `scrape` after the first sync of both families.
 fn synced(scrape: impl Fn() -> std::io::Result<String>) -> String {
     let mut found = String::new();
     eventually("metrics of syncs", SOON, || {
@@ -156,7 +156,7 @@ fn lab() -> Lab {
     lab
 }
 
-/// Returns what the program shows in `mode` after the first sync.
+/// Returns the metrics of the program in `mode` after the first sync.
 fn shown(lab: &Lab, mode: &str) -> String {
     let mut command = lab.node.command(tripod_binary());
     command
@@ -166,13 +166,13 @@ fn shown(lab: &Lab, mode: &str) -> String {
         .args(["--service-metrics=*", "--nodeport-addresses=127.0.0.0/8"])
         .arg("--manifests")
         .arg(lab.manifests());
-    // It ends at once, where it would wait for a successor to relay.
+    // It ends at once; otherwise it would wait for a successor, in order to relay.
     let _tripod = Tripod::start_on(&lab.node, command);
     let at = ([127, 0, 0, 1], 10249).into();
     synced(|| get(&lab.node, at, "/metrics"))
 }
 
-/// Hands the document to `judge`, as the program makes it now.
+/// Passes the document to `judge`, as generated from the program now.
 fn with_document(judge: impl FnOnce(String)) {
     in_sandbox(async || {
         let mut metrics = BTreeMap::new();
@@ -200,7 +200,7 @@ fn the_document_is_current() {
     });
 }
 
-/// Returns the columns of each metric in a document, by its name.
+/// Parses the columns of each metric in a document, by its name.
 fn rows(document: &str) -> BTreeMap<&str, Vec<&str>> {
     document
         .lines()
@@ -210,7 +210,7 @@ fn rows(document: &str) -> BTreeMap<&str, Vec<&str>> {
         .collect()
 }
 
-/// What the document says of ipvs mode follows from nftables mode; here a kernel shows it.
+/// The document derives ipvs mode from nftables mode; here a kernel confirms it.
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn ipvs_mode_shows_what_the_document_says() {
@@ -236,8 +236,8 @@ fn guest_full_metrics() {
     in_guest(Profile::Full, &tests, &[]);
 }
 
-/// The document, which is held to the program, has each metric of kube-proxy's with its type
-/// and labels.
+/// The document, which other tests compare with the program, has each metric of kube-proxy with its
+/// type and labels.
 #[test]
 fn those_of_kube_proxy_are_there() {
     let text = fs::read_to_string(path()).expect("docs/metrics.md");
@@ -258,7 +258,7 @@ fn those_of_kube_proxy_are_there() {
         known.insert(name);
     }
     assert!(known.len() > 30);
-    // Nothing of ours takes a name that is kube-proxy's to give, but for its nftables mode's.
+    // None of our own metrics uses the prefix of kube-proxy, except those of its nftables mode.
     let ours = rows.keys().filter(|name| name.starts_with("kubeproxy_"));
     for name in ours.filter(|name| !name.starts_with("kubeproxy_nftables_")) {
         assert!(known.contains(name), "{name}");

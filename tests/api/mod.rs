@@ -1,6 +1,6 @@
-//! Objects from an API server, over its wire protocol: a test server with TLS,
-//! chunked watches, paging and bookmarks is led through what happens to real
-//! ones. Most tests let Tokio's clock run ahead, so that minutes take no time.
+//! Objects from an API server, over its wire protocol: a test server with TLS, chunked watches,
+//! paging and bookmarks goes through everything that happens to real ones. In most tests Tokio's
+//! clock runs ahead, so that minutes take no time.
 
 mod bodies;
 pub mod cluster;
@@ -33,7 +33,7 @@ mod secure;
 use prometheus::Registry;
 use tripod::api_client::{Access, AccessError, Connection, RequestMetrics};
 
-/// A way to the server whose requests are not counted.
+/// Access to the server whose requests are not counted.
 async fn open(connection: Connection) -> Result<Access, AccessError> {
     let metrics = RequestMetrics::register(&Registry::new()).expect("metrics");
     Access::open(connection, metrics).await

@@ -23,8 +23,8 @@ use crate::lab::{eventually, skip};
 const SOON: Duration = Duration::from_secs(60);
 const PROMETHEUS: &str = "127.0.0.1:9090";
 
-/// What the dashboard "Kubernetes / Proxy" of the kubernetes-mixin asks, panel by
-/// panel (`dashboards/proxy.libsonnet`).
+/// The queries of the dashboard "Kubernetes / Proxy" of the kubernetes-mixin, panel by panel
+/// (`dashboards/proxy.libsonnet`).
 const COMMUNITY: [(&str, &str); 11] = [
     ("Up", "sum(up{JOB})"),
     (
@@ -63,7 +63,7 @@ const COMMUNITY: [(&str, &str); 11] = [
     ("Goroutines", "go_goroutines{JOB}"),
 ];
 
-/// Returns a program of Prometheus: `make test-tools` unpacks them there.
+/// Returns a program of Prometheus, from the folder into which `make test-tools` unpacks them.
 pub fn program(name: &str) -> Option<PathBuf> {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent();
     let program = target.map(|target| target.join("tools/usr/bin").join(name));
@@ -81,7 +81,7 @@ fn monitoring(file: &str) -> String {
     fs::read_to_string(folder.join(file)).expect(file)
 }
 
-/// The rules for alerts, as Prometheus has them in a file.
+/// The rules for alerts, in the form of Prometheus' rule files.
 pub fn rules() -> Value {
     let object: Value = serde_saphyr::from_str(&monitoring("prometheus-rule.yaml")).expect("YAML");
     object["spec"].clone()
@@ -93,7 +93,7 @@ struct Prometheus(Child);
 impl Prometheus {
     fn start(program: &Path, folder: &Path) -> Prometheus {
         let config = folder.join("prometheus.yaml");
-        // Prometheus reads JSON as the YAML that it is.
+        // Prometheus reads JSON, because it is YAML.
         fs::write(folder.join("rules.yaml"), rules().to_string()).expect("rules");
         let text = "global: {scrape_interval: 1s, evaluation_interval: 1s}\n\
              rule_files: [rules.yaml]\n\
@@ -117,7 +117,7 @@ impl Prometheus {
         serde_json::from_str(&body).map_err(|_| body)
     }
 
-    /// Returns the values of the series that answer a query.
+    /// Evaluates a query, and returns the values of the series.
     fn ask(&self, query: &str) -> Result<Vec<f64>, String> {
         let encoded: String = query.bytes().map(|byte| format!("%{byte:02x}")).collect();
         let answer = self.get(&format!("/api/v1/query?query={encoded}"))?;
@@ -128,8 +128,7 @@ impl Prometheus {
         values.ok_or_else(|| answer.to_string())
     }
 
-    /// Checks that it could evaluate each rule, and that the state of each is one of
-    /// `states`.
+    /// Checks that it could evaluate each rule, and that the state of each is one of `states`.
     fn rules_are(&self, states: &[&str]) -> Result<(), String> {
         let answer = self.get("/api/v1/rules")?;
         let evaluated = answer["data"]["groups"][0]["rules"].as_array();
@@ -170,8 +169,8 @@ fn panels() -> Vec<(String, String)> {
     queries.collect()
 }
 
-/// Gives the program something to count: endpoints that changed just now, and an address
-/// that another Service has, of which it posts an Event.
+/// Gives the program something to count: changed endpoints, and an address that another Service
+/// owns, about which it posts an Event.
 fn change(tcp: &TcpServer, last: u8) {
     tcp.server.change(|cluster| {
         cluster.put(service("new", last));
@@ -180,14 +179,15 @@ fn change(tcp: &TcpServer, last: u8) {
             "endpoints.kubernetes.io/last-change-trigger-time": Timestamp::now().to_string(),
         });
         cluster.put(changed);
-        // Of one object only so many Events are posted.
+        // Only a limited number of Events are posted about one object.
         let mut rival = service(&format!("rival-{last}"), last);
         rival["spec"]["clusterIP"] = json!(format!("10.96.1.{last}"));
         rival["spec"]["clusterIPs"] = json!([format!("10.96.1.{last}")]);
         rival["spec"]["externalIPs"] = json!(["10.96.0.1"]);
         cluster.put(rival);
     });
-    // Each watch is a GET. More often the program would only wait with the next one.
+    // Each watch is a GET. If they ended more often, the program would only wait before the next
+    // one.
     if last.is_multiple_of(50) {
         tcp.server.end_watches();
     }
@@ -206,7 +206,7 @@ fn every_panel_has_data_and_no_alert_fires() {
             let state = prometheus.rules_are(&["inactive"]);
             state.map_err(|why| format!("{why}\n{}", tripod.log()))
         });
-        // In OpenMetrics, which it asks for, that is how a counter is called.
+        // In OpenMetrics, which it requests, a counter has this name.
         let metadata = prometheus.get("/api/v1/metadata?metric=rest_client_requests");
         let metadata = metadata.expect("metadata");
         let kind = &metadata["data"]["rest_client_requests"][0]["type"];
@@ -228,7 +228,7 @@ fn every_panel_has_data_and_no_alert_fires() {
                 }
             });
         }
-        // Addresses that two Services want are a reason to wait with that alert.
+        // That alert may be pending because of addresses that two Services name.
         assert_eq!(prometheus.rules_are(&["inactive", "pending"]), Ok(()));
     });
 }

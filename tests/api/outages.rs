@@ -1,5 +1,5 @@
-//! What happens to servers and connections. In each case the map ends as the
-//! server has it, and no event is about what did not change: nothing flaps.
+//! Failures of servers and connections. In each case the map ends in the state of the server, and
+//! there are no events about unchanged objects: nothing flaps.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -55,7 +55,7 @@ async fn an_outage_of_a_minute() {
     server.up();
     recorder.catches_up(&server, PATIENT).await;
     assert_eq!(recorder.seen(), MEANWHILE);
-    // It went on where it was: nothing had to be listed anew.
+    // It continued from where it was: nothing had to be listed again.
     assert!(
         server
             .script()
@@ -131,7 +131,7 @@ async fn slow_failures_are_failures_too() {
     let tries = server.script().refused / 3;
     assert!((20..40).contains(&tries), "{tries} tries");
     server.up();
-    // One try may still be under way, and the longest pause follows it.
+    // One try may still be in progress, and the longest pause follows it.
     recorder
         .catches_up(&server, PATIENT + Duration::from_secs(10))
         .await;
@@ -260,7 +260,7 @@ async fn watches_that_end_in_good_order_lose_nothing() {
     }
 }
 
-/// What a watch may be answered with that shows nothing.
+/// Useless answers to a watch.
 const FUTILE: [&str; 3] = [
     "{\"type\":\"ERROR\",\"object\":{\"kind\":\"Status\",\"code\":500,\"message\":\"etcd\"}}\n",
     "nonsense\n",
@@ -380,7 +380,7 @@ async fn objects_come_and_go_in_any_order() {
         // ... which outlives it, and goes after it.
         &|server| server.change(|cluster| cluster.delete(&service("new", 3))),
         &|server| server.change(|cluster| cluster.delete(&slice("new-x", "new", &[9]))),
-        // Deleted and made anew at once.
+        // Deleted and created again at once.
         &|server| {
             server.change(|cluster| {
                 cluster.delete(&service("back", 2));

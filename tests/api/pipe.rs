@@ -1,5 +1,5 @@
-//! A way to the server that needs no network, so that tests can let the clock
-//! of Tokio run ahead: a minute's outage takes no time.
+//! Access to the server without a network, so that tests can let the clock of Tokio run ahead: a
+//! minute's outage takes no time.
 
 use std::io;
 

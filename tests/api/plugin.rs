@@ -24,8 +24,7 @@ fn answer(token: &str, seconds: i64) -> String {
     )
 }
 
-/// A server whose client has a plugin: it says what the file `answer` has, and
-/// hangs where there is none.
+/// A server whose client has a plugin: it prints the file `answer`, and hangs if there is none.
 async fn with_plugin(name: &str, token: &str, seconds: i64) -> TcpServer {
     let tcp = TcpServer::open(shop(), name, &Authority::new(), false).await;
     tcp.write("answer", &answer(token, seconds));
@@ -66,7 +65,7 @@ fn runs(tcp: &TcpServer) -> usize {
     runs.lines().count()
 }
 
-/// Waits until requests have had the plugin run a second time.
+/// Waits until requests have made the plugin run a second time.
 async fn is_run_again(tcp: &TcpServer) {
     let deadline = tokio::time::Instant::now() + SOON;
     while runs(tcp) < 2 {
@@ -81,7 +80,7 @@ async fn is_run_again(tcp: &TcpServer) {
 
 #[tokio::test]
 async fn while_a_plugin_hangs_requests_go_on_with_what_it_gave_before() {
-    // To be renewed after three seconds.
+    // Due for renewal after three seconds.
     let tcp = with_plugin("hangs", "first", 4).await;
     tcp.server.script().token = Some("first".to_owned());
     let mut recorder = recorder(&tcp).await;
@@ -93,7 +92,7 @@ async fn while_a_plugin_hangs_requests_go_on_with_what_it_gave_before() {
             .change(|cluster| cluster.put(service(&format!("new-{last}"), last)));
         recorder.catches_up(&tcp.server, SOON).await;
     }
-    // It is not run by each who waits.
+    // Waiting requests share one run.
     assert_eq!(runs(&tcp), 2);
 }
 

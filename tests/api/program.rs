@@ -1,4 +1,4 @@
-//! The program and an API server, for what its environment has a say in.
+//! The program and an API server, where the program's environment matters.
 
 use std::{
     io::{Read, Write},
@@ -14,7 +14,7 @@ use super::{
 use crate::lab::{Tripod, eventually, run, tripod_binary};
 
 const SOON: Duration = Duration::from_secs(30);
-/// Not loopback's, to which no proxy leads.
+/// Not a loopback address, for which no proxy is used.
 const SERVER: &str = "192.0.2.1";
 const PROXY: &str = "192.0.2.2";
 
@@ -60,8 +60,7 @@ pub fn in_sandbox(body: impl AsyncFnOnce()) {
     });
 }
 
-/// Returns the body of an answer, in the sandbox itself. HTTP/1.0, so that it comes in
-/// one piece.
+/// Fetches the body of an answer, in the sandbox itself. HTTP/1.0, so that it comes in one piece.
 pub fn fetch(from: &str, path: &str) -> std::io::Result<String> {
     let mut stream = TcpStream::connect(from)?;
     write!(stream, "GET {path} HTTP/1.0\r\n\r\n")?;
@@ -77,9 +76,8 @@ fn watches_of_services(server: &Server) -> usize {
     calls.filter(|(_, _, path)| path == SERVICES).count()
 }
 
-/// A proxy that the environment names leads to the server; one that keeps its
-/// connections and carries nothing any more is noticed by HTTP/2's pings, where
-/// keep-alive of TCP is content.
+/// The environment names a proxy for the server. A proxy that keeps its connections but transfers
+/// nothing any more is noticed by HTTP/2's pings, while keep-alive of TCP succeeds.
 #[test]
 fn the_environments_proxy_is_used_and_noticed_when_it_stalls() {
     in_sandbox(async || {
@@ -160,7 +158,7 @@ fn a_certificate_that_is_not_verified_is_logged_once() {
                     _ => Err(tripod.log()),
                 },
             );
-            // All connections break, and are made anew.
+            // All connections break, and are made again.
             tcp.server.down();
             tcp.server.up();
         }
@@ -169,7 +167,7 @@ fn a_certificate_that_is_not_verified_is_logged_once() {
     });
 }
 
-/// Files of credentials in folders of their own, replaced by others, are read.
+/// Files of credentials in separate folders, replaced by others, are read.
 #[test]
 fn credentials_are_read_where_only_files_of_the_settings_are() {
     in_sandbox(async || {
@@ -219,7 +217,7 @@ fn credentials_are_read_where_only_files_of_the_settings_are() {
 }
 
 /// Waits until `tripod status`, in the sandbox itself, exits with `code` and prints all of
-/// `words` and none of `absent`. Returns what it prints.
+/// `words` and none of `absent`. Returns the output.
 fn comes_to_say(code: i32, words: &[&str], absent: &[&str]) -> String {
     let what = format!("tripod status exits with {code}");
     eventually(&what, SOON, || {
@@ -236,8 +234,8 @@ fn comes_to_say(code: i32, words: &[&str], absent: &[&str]) -> String {
     })
 }
 
-/// What an earlier process left may still lead connections: an answer without any Service
-/// would be wrong.
+/// Rules of an earlier process may still forward connections: an answer without any Service would
+/// be wrong.
 #[test]
 fn what_follows_from_objects_is_not_answered_before_they_are_known() {
     in_sandbox(async || {
@@ -283,7 +281,7 @@ fn what_follows_from_objects_is_not_answered_before_they_are_known() {
     });
 }
 
-/// The last known state stays in force, and who asks is told how old it is.
+/// The last known state stays applied, and the status says how old it is.
 #[test]
 fn a_server_that_is_away_makes_the_proxy_unhealthy_and_says_since_when() {
     in_sandbox(async || {
@@ -312,7 +310,7 @@ fn a_server_that_is_away_makes_the_proxy_unhealthy_and_says_since_when() {
     });
 }
 
-/// A process that gave up starting programs ends when its kubeconfig names one, and the next one
+/// A process that may no longer start programs ends when its kubeconfig names one, and the next one
 /// runs it.
 #[test]
 fn a_kubeconfig_that_comes_to_name_a_program_is_used_by_the_next_process() {

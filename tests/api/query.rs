@@ -1,8 +1,8 @@
-//! What a request asks for in its query.
+//! The query of a request.
 
 use std::collections::BTreeMap;
 
-/// Returns the values of a query by their names.
+/// Parses a query into its values, by their names.
 pub fn parse(query: &str) -> BTreeMap<String, String> {
     let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
     pairs

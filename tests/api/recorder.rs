@@ -1,5 +1,5 @@
-//! Records every batch, folds it into a map as the program does, and holds it
-//! to what a user may expect: no event is about what did not change.
+//! Records every batch, applies it to a map as the program does, and checks what a user may expect:
+//! there are no events about unchanged objects.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -21,7 +21,7 @@ use super::server::Server;
 
 pub const NODE: &str = "node-a";
 
-/// After this long without a batch none is under way.
+/// After this time without a batch none is in progress.
 const REST: Duration = Duration::from_millis(100);
 
 pub struct Recorder {
@@ -40,7 +40,7 @@ impl Recorder {
         Recorder::with(access, Settings::for_node(NODE))
     }
 
-    /// As [`Recorder::start`], with the weights of Nodes.
+    /// Like [`Recorder::start`], with the weights of Nodes.
     pub fn with_weights(access: Access) -> Recorder {
         let settings = Settings {
             node_weights: true,
@@ -49,7 +49,7 @@ impl Recorder {
         Recorder::with(access, settings)
     }
 
-    /// As [`Recorder::start`], with ServiceCIDRs.
+    /// Like [`Recorder::start`], with ServiceCIDRs.
     pub fn with_service_cidrs(access: Access) -> Recorder {
         let settings = Settings {
             service_cidrs: true,
@@ -72,7 +72,7 @@ impl Recorder {
         }
     }
 
-    /// Connects over TCP, and tries again after short pauses.
+    /// Connects over TCP, and retries after short pauses.
     pub async fn connect(connection: Connection) -> Recorder {
         let settings = Settings {
             first_pause: Duration::from_millis(20),
@@ -82,12 +82,12 @@ impl Recorder {
         Recorder::with(super::open(connection).await.unwrap(), settings)
     }
 
-    /// From now on no event may be about these.
+    /// From now on no event may be about these names.
     pub fn leave_alone(&mut self, names: &[&'static str]) {
         self.untouched.extend(names);
     }
 
-    /// Why each kind cannot be followed that cannot.
+    /// The reasons why kinds cannot be followed.
     pub fn troubles(&self) -> BTreeMap<&'static str, String> {
         let kinds = self.health.kinds().into_iter();
         let troubles = kinds.filter_map(|(name, kind)| Some((name, kind.trouble?.why)));
@@ -98,8 +98,7 @@ impl Recorder {
         &self.tracker
     }
 
-    /// Names that events were about since this was last called, sorted; those
-    /// of what is gone with a minus.
+    /// Names in events since the last call, sorted; those of deleted objects with a minus.
     pub fn seen(&mut self) -> Vec<String> {
         let mut seen = std::mem::take(&mut self.seen);
         seen.sort();
@@ -140,8 +139,8 @@ impl Recorder {
         Some(length)
     }
 
-    /// Takes batches until the map is what the server has and no more come;
-    /// fails after that time.
+    /// Takes batches until the map equals the state of the server and no more come; fails after
+    /// that time.
     pub async fn catches_up(&mut self, server: &Server, within: Duration) {
         let deadline = Instant::now() + within;
         loop {
@@ -159,14 +158,14 @@ impl Recorder {
         }
     }
 
-    /// Nothing comes for that time.
+    /// Checks that no batch comes for that time.
     pub async fn is_quiet(&mut self, time: Duration) {
         let more = self.next(time).await;
         assert_eq!(more, None, "seen {:?}", self.seen);
     }
 }
 
-/// The map that follows from what the server has, worked out from scratch.
+/// The map for the state of the server, computed from scratch.
 fn map_of(server: &Server) -> ServiceMap {
     let names = &mut Names::default();
     let objects: Vec<Value> = server.inspect(|cluster| cluster.all().cloned().collect());

@@ -17,7 +17,8 @@ const SOON: Duration = Duration::from_secs(5);
 /// A change made when the server is back is known after this time.
 const RECOVERED: Duration = Duration::from_secs(3);
 
-/// What an API server sends whose etcd lacks RequestWatchProgress, and what others may send.
+/// The answer of an API server whose etcd lacks RequestWatchProgress, and possible answers of
+/// others.
 const NO_LISTS: [&str; 4] = [
     "{\"type\":\"ERROR\",\"object\":{\"kind\":\"Status\",\"code\":500,\"message\":\"etcd\"}}\n",
     "{\"type\":\"ERROR\",\"object\":{\"kind\":\"Status\"}}\n",
@@ -119,7 +120,7 @@ async fn a_change_after_an_outage_is_known_within_3_s() {
     }
 }
 
-/// A load balancer answers in the server's place, and the server refuses requests as it starts.
+/// A load balancer answers in the server's place, and the server refuses requests while it starts.
 #[tokio::test(start_paused = true)]
 async fn a_server_behind_a_proxy_and_one_that_starts_are_back_soon() {
     for code in [502, 503] {
@@ -150,7 +151,7 @@ async fn a_node_tries_once_at_a_time_while_the_server_is_away() {
     server.down();
     recorder.is_quiet(Duration::from_secs(600)).await;
     let refused = server.script().refused;
-    // A pause of one to two seconds, whatever the number of kinds.
+    // A pause of one to two seconds, regardless of the number of kinds.
     assert!((250..650).contains(&refused), "{refused} tries");
 }
 

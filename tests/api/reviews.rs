@@ -1,4 +1,4 @@
-//! The server's part in saying who may read: TokenReview and SubjectAccessReview.
+//! The server's reviews of who may read: TokenReview and SubjectAccessReview.
 
 use http::{Request, Response};
 use http_body_util::BodyExt;
@@ -10,16 +10,16 @@ use super::{feed::Feed, server::Server};
 const TOKENS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 const ACCESS: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
 
-/// Who may read, and what was asked about that.
+/// The rights, and the requested reviews.
 #[derive(Debug, Default)]
 pub struct Reviews {
     /// Names of users, by their tokens.
     pub users: Vec<(&'static str, &'static str)>,
     /// Paths that users may get.
     pub rights: Vec<(&'static str, &'static str)>,
-    /// How often it was asked whose a token is.
+    /// Number of token reviews.
     pub tokens: u32,
-    /// What was asked about rights: user, verb and path.
+    /// Access reviews: user, verb and path.
     pub access: Vec<[String; 3]>,
 }
 

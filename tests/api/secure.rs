@@ -1,5 +1,5 @@
-//! The secure metrics address of the program: who gets which answer, and what happens
-//! when certificates change or the API server is away.
+//! The secure metrics address of the program: access by user, changing certificates, and an
+//! unreachable API server.
 
 use std::{io, path::Path, time::Duration};
 
@@ -74,7 +74,7 @@ async fn get(tls: &TlsConnector, path: &str, token: &str) -> io::Result<Got> {
     ask(tls, "GET", path, Some(&format!("Bearer {token}"))).await
 }
 
-/// Asks until `content` has what it waits for.
+/// Repeats the request until `content` is as expected.
 pub async fn until(
     what: &str,
     mut asked: impl AsyncFnMut() -> io::Result<Got>,
@@ -91,8 +91,8 @@ pub async fn until(
     }
 }
 
-/// A server that knows one who may read metrics, one who may read all that the tests
-/// ask for, and one who may read nothing.
+/// A server that knows a user who may read metrics, one who may read everything that the tests
+/// request, and one who may read nothing.
 pub async fn cluster(name: &str) -> TcpServer {
     let tcp = TcpServer::open(shop(), name, &Authority::new(), false).await;
     let of_admin = [
@@ -122,8 +122,8 @@ pub fn start(tcp: &TcpServer, flags: &[&str]) -> Tripod {
     Tripod::spawn(command)
 }
 
-/// Method, path and `Authorization` of a request, the status of its answer, and words
-/// in that.
+/// Method, path and `Authorization` of a request, the status of its answer, and words in the
+/// answer.
 const ANSWERS: [(&str, &str, Option<&str>, u16, &str); 20] = [
     ("GET", "/metrics", None, 401, "bearer token"),
     ("GET", "/metrics", Some("Bearer t4"), 401, "bearer token"),
@@ -217,7 +217,7 @@ fn each_gets_what_the_api_server_lets_it() {
                 assert!(!got.body.contains("front"), "{got:?}");
             }
         }
-        // Each answer of the API server counts for later requests.
+        // Each answer of the API server is used for later requests, too.
         let (tokens, access) = {
             let script = tcp.server.script();
             (script.reviews.tokens, script.reviews.access.len())
@@ -237,7 +237,7 @@ fn each_gets_what_the_api_server_lets_it() {
     });
 }
 
-/// Whoever speaks no TLS gets an alert of TLS (RFC 8446, section 6) or nothing.
+/// A client that does not speak TLS gets a TLS alert (RFC 8446, section 6) or nothing.
 async fn plain_http_is_refused() {
     let mut stream = TcpStream::connect(ADDRESS).await.expect("a connection");
     let request = b"GET /metrics HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer t1\r\n\r\n";
@@ -301,7 +301,7 @@ fn certificates_are_read_again_when_their_files_change() {
         let flag = |name: &str, file: &Path| format!("--{name}={}", file.display());
         let certificate = flag("tls-cert-file", &tcp.file("tls.crt"));
         let key = flag("tls-private-key-file", &tcp.file("tls.key"));
-        // They need not be there at the start.
+        // They may be missing at the start.
         let tripod = start(&tcp, &[&certificate, &key]);
         tripod.logs_once(&["ERROR", "tls.crt", "not served"]);
         write(&old, true, true);
@@ -309,7 +309,7 @@ fn certificates_are_read_again_when_their_files_change() {
         let with_old = async || get(&trusting, "/metrics", "t1").await;
         until("it serves", with_old, |got| got.status == 200).await;
 
-        // The certificate comes before its key: they do not fit together.
+        // The certificate is written before its key: they do not match.
         let new = Authority::new();
         let identity = new.identity(HOST);
         tcp.write("tls.crt", &identity.certificate);

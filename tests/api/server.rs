@@ -1,4 +1,4 @@
-//! A server that speaks the API's protocol, and fails as a test asks it to.
+//! A server that speaks the API's protocol, and fails as a test requests.
 
 use std::{
     collections::BTreeMap,
@@ -38,12 +38,12 @@ use super::{
 pub struct Server {
     cluster: Arc<Mutex<Cluster>>,
     script: Arc<Mutex<Script>>,
-    /// Counts whatever watchers should look at.
+    /// Counts all changes that watchers should notice.
     stir: Arc<watch::Sender<u64>>,
     connections: Arc<Mutex<JoinSet<()>>>,
 }
 
-/// How it behaves.
+/// Its behaviour.
 #[derive(Default)]
 pub struct Script {
     /// It lists by watch; otherwise it refuses to, as servers without the
@@ -52,7 +52,7 @@ pub struct Script {
     /// It answers expired versions with the HTTP status 410; otherwise with
     /// an ERROR event.
     pub gone_as_status: bool,
-    /// It wants this token.
+    /// It requires this token.
     pub token: Option<String>,
     /// It accepts no connection.
     pub down: bool,
@@ -62,22 +62,22 @@ pub struct Script {
     pub slow: Duration,
     /// Connections that were refused.
     pub refused: u32,
-    /// Answers to the next requests, whatever they ask for: collection, HTTP
-    /// status, `Retry-After`. A path that begins with * is the end of one.
+    /// Answers to the next requests, whatever they are: collection, HTTP status, `Retry-After`. A
+    /// path that begins with * matches the end of one.
     pub refuse: Vec<(&'static str, u16, Option<u32>)>,
     /// The next event of that collection is cut in the middle.
     pub cut: Option<&'static str>,
     /// The next page of that collection is answered with 410.
     pub expire_page: Option<&'static str>,
-    /// Pages of that collection are answered with these bytes, which are compressed if so.
+    /// Pages of that collection are answered with these bytes, compressed if the flag is set.
     pub page: Option<(&'static str, Bytes, bool)>,
     /// The next streaming list of that collection ends before it is complete.
     pub break_list: Option<&'static str>,
     /// Each streaming list is answered with 200, some events and this.
     pub fail_streams: Option<&'static str>,
-    /// Watches of that collection from a version up to this one are answered with this alone.
+    /// Watches of that collection from a version up to this one are answered only with this.
     pub fail_watches: Option<(&'static str, u64, &'static str)>,
-    /// All requests: when, verb and collection.
+    /// All requests: time, verb and collection.
     pub calls: Vec<(tokio::time::Instant, &'static str, String)>,
     /// Queries of all requests.
     pub queries: Vec<String>,
@@ -85,13 +85,13 @@ pub struct Script {
     pub protocols: Vec<String>,
     /// Connections that are open.
     pub open: u32,
-    /// How many answers were compressed.
+    /// Number of compressed answers.
     pub compressed: u32,
-    /// Who may read, and what was asked about that.
+    /// The rights, and the requested reviews.
     pub reviews: Reviews,
-    /// What the server adds to an object that is made.
+    /// Adds the server's fields to a created object.
     pub admit: Option<fn(&mut Value, u64)>,
-    /// Counts; watches of an older number end.
+    /// Counts up; watches with an older number end.
     watches: u64,
     pages: BTreeMap<String, (u64, Vec<Value>)>,
 }
@@ -137,24 +137,24 @@ impl Server {
         }
     }
 
-    /// Changes what is stored; watchers get it.
+    /// Changes the stored objects, and wakes watchers.
     pub fn change<T>(&self, change: impl FnOnce(&mut Cluster) -> T) -> T {
         let result = change(&mut self.cluster.lock().unwrap());
         self.stir.send_modify(|count| *count += 1);
         result
     }
 
-    /// Looks at what is stored.
+    /// Reads the stored objects.
     pub fn inspect<T>(&self, inspect: impl FnOnce(&Cluster) -> T) -> T {
         inspect(&self.cluster.lock().unwrap())
     }
 
-    /// Returns what counts the changes.
+    /// Returns a receiver that counts the changes.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.stir.subscribe()
     }
 
-    /// How it behaves.
+    /// Its behaviour, which can be changed.
     pub fn script(&self) -> MutexGuard<'_, Script> {
         self.script.lock().unwrap()
     }
@@ -165,7 +165,7 @@ impl Server {
         self.stir.send_modify(|count| *count += 1);
     }
 
-    /// Is gone: every connection breaks, and no new one opens.
+    /// Goes down: every connection breaks, and no new one opens.
     pub fn down(&self) {
         self.script().down = true;
         self.connections.lock().unwrap().abort_all();
@@ -259,8 +259,8 @@ impl Server {
         self.watch(&mut script, path, selector, from)
     }
 
-    /// Serves a watch of the changes after version `from`; `None`: it begins
-    /// with what there is (a streaming list).
+    /// Serves a watch of the changes after version `from`; `None`: it begins with the present
+    /// objects (a streaming list).
     fn watch(
         &self,
         script: &mut Script,
@@ -319,7 +319,7 @@ impl Server {
         Response::new(Feed::Live(feed))
     }
 
-    /// Compresses what real servers do: all but watches, if it is large.
+    /// Compresses the answers that real servers compress: all large ones except watches.
     async fn compress(&self, request: &HeaderMap, answer: Response<Feed>) -> Response<Feed> {
         let accepts = request.get("accept-encoding");
         if !accepts.is_some_and(|value| value.to_str().unwrap().contains("gzip")) {
@@ -444,7 +444,7 @@ impl Watcher {
         }
     }
 
-    /// Each line in two pieces, as no line need come in one.
+    /// Sends each line in two pieces, because a line need not arrive in one.
     async fn send(&self, events: Vec<Value>) -> Result<(), ()> {
         for event in events {
             let line = Bytes::from(lines(&[event]));
@@ -457,7 +457,7 @@ impl Watcher {
             let cut = rest.is_err();
             self.sender.send(Ok(half)).await.map_err(|_| ())?;
             if cut {
-                // The half is to be on the wire before the rest is not.
+                // The first half must be on the wire before the connection breaks.
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             self.sender.send(rest).await.map_err(|_| ())?;

@@ -1,4 +1,4 @@
-//! Objects that are made, read, changed and deleted one by one, and lists of one namespace.
+//! Objects that are created, read, changed and deleted one by one, and lists of one namespace.
 
 use http::{Method, Request, Response};
 use http_body_util::BodyExt;
@@ -11,12 +11,12 @@ use super::{
     server::{Server, status},
 };
 
-/// Returns whether that is asked, and not for a whole collection.
+/// Returns whether the request is of this kind, and not for a whole collection.
 pub fn is_asked<T>(request: &Request<T>) -> bool {
     request.method() != Method::GET || request.uri().path().contains("/namespaces/")
 }
 
-/// What the path of a request names.
+/// The target of a request, parsed from its path.
 struct Place {
     collection: &'static str,
     namespace: String,

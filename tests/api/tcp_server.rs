@@ -15,7 +15,7 @@ use tripod::api_client::Connection;
 use super::{server::Server, tls::Authority};
 
 const HERE: &str = "127.0.0.1";
-/// Whom a client's certificate names.
+/// The name in a client's certificate.
 const CLIENT: &str = "node-a";
 
 /// A server on a port of this machine, and the files of a client.
@@ -28,8 +28,7 @@ pub struct TcpServer {
 }
 
 impl TcpServer {
-    /// Opens it to clients of `authority`, who need its certificate if
-    /// `clients`.
+    /// Opens it to clients of `authority`, who need a certificate of it if `clients` is set.
     pub async fn open(
         server: Server,
         name: &str,
@@ -39,7 +38,7 @@ impl TcpServer {
         TcpServer::open_at(HERE, server, name, authority, clients).await
     }
 
-    /// The same at another address than loopback's.
+    /// Does the same at another address than loopback's.
     pub async fn open_at(
         host: &str,
         server: Server,
@@ -51,7 +50,7 @@ impl TcpServer {
         TcpServer::open_by(listener, host, server, name, authority, clients)
     }
 
-    /// The same by a socket that listens already, as in another network namespace.
+    /// Does the same with a listening socket, such as one of another network namespace.
     pub fn open_by(
         listener: TcpListener,
         host: &str,
@@ -90,7 +89,7 @@ impl TcpServer {
         tcp
     }
 
-    /// Writes beside and renames, as those who rotate credentials do.
+    /// Writes a temporary file and renames it, like programs that rotate credentials.
     pub fn write(&self, name: &str, text: &str) {
         let beside = self.dir.join(".beside");
         fs::write(&beside, text).unwrap();
@@ -103,7 +102,7 @@ impl TcpServer {
         self.write("client.key", &identity.key);
     }
 
-    /// Its paths are relative to itself.
+    /// Its paths are relative to its folder.
     pub fn point_to(&self, url: &str) {
         let user = "tokenFile: token, client-certificate: client.crt, client-key: client.key";
         self.configure(
@@ -135,7 +134,7 @@ impl TcpServer {
         *self.tls.lock().unwrap() = authority.acceptor_of(&self.host, false, protocols);
     }
 
-    /// Returns the connection of its client.
+    /// The connection of its client.
     pub fn connection(&self) -> Connection {
         Connection {
             kubeconfig: Some(self.file("kubeconfig")),

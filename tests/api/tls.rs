@@ -1,4 +1,4 @@
-//! Certificates of a server, its clients, and who signed them.
+//! Certificates of a server and its clients, and the authorities that signed them.
 
 use std::sync::Arc;
 
@@ -51,8 +51,8 @@ impl Authority {
         Arc::new(roots)
     }
 
-    /// For a server that speaks HTTP/1.1 and HTTP/2; with `clients`, only for those
-    /// that this authority signed.
+    /// For a server that speaks HTTP/1.1 and HTTP/2; with `clients`, only for clients that this
+    /// authority signed.
     pub fn acceptor(&self, host: &str, clients: bool) -> TlsAcceptor {
         self.acceptor_of(host, clients, &[b"h2", b"http/1.1"])
     }

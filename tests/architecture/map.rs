@@ -12,7 +12,7 @@ fn marked(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
 
-/// Returns the rows of the map about `src`: their folders and files, and the description.
+/// Parses the rows of the map about `src`: their folders and files, and the description.
 fn rows(text: &str) -> Vec<(Vec<&str>, &str)> {
     let rows = text
         .lines()

@@ -1,4 +1,4 @@
-//! How long files and functions may be. A file has one concept and a function one task;
+//! Limits for the length of files and functions. A file has one concept and a function one task;
 //! one that grows beyond these limits has two.
 
 use std::fs;
@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use super::root;
 
-/// Most lines of a file.
+/// Maximum number of lines of a file.
 const FILE: usize = 1000;
-/// Most lines of a function, from `fn` to its closing brace.
+/// Maximum number of lines of a function, from `fn` to its closing brace.
 const FUNCTION: usize = 80;
 
 /// Returns all files with Rust code, except generated ones.
@@ -36,8 +36,8 @@ struct Function<'a> {
     lines: usize,
 }
 
-/// Returns the functions of `text`, which rustfmt has formatted: the closing brace is
-/// indented like the function's first line.
+/// Finds the functions of `text`, which rustfmt has formatted: the closing brace is indented like
+/// the function's first line.
 fn functions(text: &str) -> Vec<Function<'_>> {
     let lines: Vec<&str> = text.lines().collect();
     let mut found = Vec::new();
@@ -63,7 +63,7 @@ fn functions(text: &str) -> Vec<Function<'_>> {
     found
 }
 
-/// Returns the name of the function that begins in `line`.
+/// Finds the name of the function that begins in `line`.
 fn name_of_function(line: &str) -> Option<&str> {
     let (before, after) = line.trim_start().split_once("fn ")?;
     let words = before.split_whitespace().all(|word| {

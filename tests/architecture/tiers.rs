@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fs, process::Command};
 
 use super::root;
 
-/// Returns the beginnings of names that the file lists.
+/// Reads the prefixes of names that the file lists.
 fn listed() -> BTreeSet<String> {
     let text = fs::read_to_string(root().join(".config/nextest.toml")).expect("the configuration");
     let lists = text.split("test(/^").skip(1);
@@ -12,7 +12,7 @@ fn listed() -> BTreeSet<String> {
     names.collect()
 }
 
-/// Returns the names of the tests of this program.
+/// Lists the tests of this program.
 fn tests() -> Vec<String> {
     let program = std::env::current_exe().expect("the path of the test binary");
     let output = Command::new(&program)

@@ -1,4 +1,4 @@
-//! The API: who may ask what, and its unix socket.
+//! The API: its access rules, and its unix socket.
 
 use std::{
     fs,
@@ -145,7 +145,8 @@ fn others_than_the_node_are_refused() {
             assert!(other.starts_with("HTTP/1.1 403"), "{other}");
             assert!(!other.contains("default"), "{other}");
         }
-        // A name that leads to a loopback address is a web page's, not the node's.
+        // Another host name that resolves to a loopback address belongs to a web page, not to the
+        // node.
         for (host, status) in [("localhost:10250", 200), ("example.org", 403)] {
             for path in ["/v1/status", "/"] {
                 let mut stream = tcp(&lab.node, here).expect("a connection");
@@ -160,7 +161,7 @@ fn others_than_the_node_are_refused() {
     });
 }
 
-/// What a process of this user on the node gets.
+/// The answer to a process of this user on the node.
 fn asked_by(lab: &Lab, user: u32, path: &str) -> (u16, String) {
     let request = format!("GET {path} HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n");
     let script = format!("exec 3<>/dev/tcp/127.0.0.1/10249; printf '{request}' >&3; cat <&3");
@@ -200,8 +201,8 @@ fn the_kernel_is_read_for_root_alone() {
     });
 }
 
-/// One that asks, or does not even ask, again and again keeps no other client out, and
-/// costs a bounded number of descriptors.
+/// A client that connects again and again, with or without a request, keeps no other client out,
+/// and costs a limited number of descriptors.
 #[test]
 fn many_idle_clients_take_few_descriptors_and_others_are_answered() {
     Lab::run(|lab| {
@@ -232,7 +233,7 @@ fn the_socket_is_roots_and_replaced_when_its_process_has_ended() {
         assert_eq!(folder.permissions().mode() & 0o777, 0o755);
         assert_eq!(status(&lab)["pid"], first.pid());
 
-        // Another process beside it does not take it.
+        // Another process next to it does not take it.
         let second = Tripod::start_beside(&lab, "iptables", 1, &[]);
         let words = [
             "WARN",
@@ -242,7 +243,7 @@ fn the_socket_is_roots_and_replaced_when_its_process_has_ended() {
         ];
         second.logs_once(&words);
         assert_eq!(status(&lab)["pid"], first.pid());
-        // When the first one has ended, however that was, it does.
+        // When the first one has ended, in whatever way, the second one does.
         first.kill();
         eventually("the second one answers", SOON, || {
             let printed = tripod(&lab.node, &["status", "--output=json"]);

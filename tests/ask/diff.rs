@@ -1,5 +1,5 @@
-//! `tripod diff`: nothing differs once all is in force, and what another program
-//! changes is named.
+//! `tripod diff`: nothing differs once everything is applied, and changes of another program are
+//! named.
 
 use std::{
     fs,
@@ -16,9 +16,9 @@ use crate::lab::{
     uml::{Profile, in_guest},
 };
 
-/// Has another program change something, and says what `tripod diff` must name.
+/// A change by another program, and the words by which `tripod diff` must name it.
 pub struct Change {
-    /// What is run, in the namespace of the node.
+    /// The command to run, in the namespace of the node.
     pub command: &'static str,
     /// Words of the line that names it.
     pub named: &'static [&'static str],
@@ -26,12 +26,12 @@ pub struct Change {
 
 impl Change {
     /// Makes the change over and over until the command `arguments` names it, and exits with
-    /// `status`: the proxy may have repaired it before it is asked.
+    /// `status`: the proxy may have repaired it before the command asks.
     pub fn is_named(&self, lab: &Lab, arguments: &[&str], status: i32) {
         let Change { command, named } = self;
         let again = format!("while :; do {command}; sleep 0.05; done");
         let mut shell = lab.node.command("sh");
-        // What is gone already need not go again.
+        // Removing something a second time fails, which does not matter.
         shell.args(["-c", &again]).stderr(Stdio::null());
         let mut running = shell.spawn().expect("running sh");
         eventually(&format!("{command} is named"), BESIDE_REPAIRS, || {
@@ -60,7 +60,7 @@ fn nothing_differs(lab: &Lab) {
     });
 }
 
-/// How soon `tripod diff` must name what is repaired and changed again all the while, which
+/// How soon `tripod diff` must name a change that is repaired and made again all the time, which
 /// keeps a guest's one processor busy.
 const BESIDE_REPAIRS: Duration = Duration::from_secs(30);
 
@@ -79,7 +79,7 @@ fn changes_are_named(lab: &Lab, changes: &[Change]) {
     }
 }
 
-/// Makes `changes` beside a proxy that `start` starts, which serves a Service.
+/// Makes `changes` next to a proxy that `start` starts, which serves a Service.
 fn beside(capture: Capture, start: impl FnOnce(&Lab) -> Tripod, changes: &[Change]) {
     run(|| {
         let mut lab = Lab::new(capture);
@@ -206,8 +206,8 @@ fn in_userspace_mode_with_routes() {
     );
 }
 
-/// Has another program end what listens at these ports of the node, and `diff` name each
-/// with these words.
+/// Has another program close the listeners at these ports of the node, and checks that `diff` names
+/// each with these words.
 fn ended_listeners_are_named(lab: &Lab, ports: &[(u16, &[&str])]) {
     nothing_differs(lab);
     for (port, named) in ports {
@@ -231,7 +231,7 @@ fn listeners_of_userspace_mode() {
         let listener = "listener 10.96.0.1:80/TCP";
         let named = ["missing", listener, "default/web:tcp TCP"];
         ended_listeners_are_named(&lab, &[(80, &named)]);
-        // What has ended is not asked over and over.
+        // Closed listeners are not polled.
         running.spends_little_time();
         let to = web.cluster()[0].to_string();
         let explained = tripod(&lab.node, &["explain", "--to", &to]).text;
@@ -296,9 +296,8 @@ fn in_ipvs_mode() {
     );
 }
 
-/// Puts a script before each program that writes rules: where it changes those of `node`, and
-/// not those of a namespace in which it is tried out, it does not end. Returns where to look for
-/// programs.
+/// Puts a script before each program that writes rules: if it changes rules of `node`, and not
+/// those of a scratch namespace, it does not end. Returns the `PATH` for finding them.
 fn endless_programs(node: &Host) -> String {
     const FOLDER: &str = "/run/endless";
     let path = std::env::var("PATH").unwrap_or_default();
@@ -319,8 +318,8 @@ fn endless_programs(node: &Host) -> String {
     format!("{FOLDER}:{path}")
 }
 
-/// Questions to the mode wait for its syncs, of which the first one may take long: here it does
-/// not end.
+/// Questions to the mode wait for its syncs, the first of which may take long: here it does not
+/// end.
 #[test]
 fn nothing_is_asked_of_a_mode_in_its_first_sync() {
     run(|| {

@@ -1,4 +1,4 @@
-//! `tripod explain`. That it is true is tested by the cases of `tests/conformance`.
+//! `tripod explain`. The cases of `tests/conformance` test that it is true.
 
 use std::net::{SocketAddr, TcpListener};
 
@@ -86,8 +86,8 @@ fn who_gets_no_packets_is_named_with_the_reason() {
     });
 }
 
-/// A policy that another program gave the hook, of each engine and of a table of both
-/// families, is named with the chain that has it.
+/// A policy that another program set at the hook, of each engine and of a table of both families,
+/// is named with its chain.
 #[test]
 fn policies_of_others_that_drop_what_is_forwarded_are_named() {
     run(|| {
@@ -127,7 +127,7 @@ fn policies_of_others_that_drop_what_is_forwarded_are_named() {
     });
 }
 
-/// What Tripod's sockets get passes INPUT.
+/// Packets for Tripod's sockets pass INPUT.
 #[test]
 fn policies_of_others_that_drop_what_is_relayed_are_named() {
     run(|| {
@@ -151,13 +151,12 @@ fn policies_of_others_that_drop_what_is_relayed_are_named() {
     });
 }
 
-/// The guest has no `br_netfilter`, so that answers from pod to pod would not come back by the
-/// node.
+/// The guest has no `br_netfilter`, so answers from pod to pod would not return through the node.
 fn through_the_node(service: Service) -> Service {
     service.annotated("tripod.proxy/forwarding", "fullnat")
 }
 
-/// What conntrack holds of `to`, with one connection open from the client pod, while the
+/// The entries of conntrack for `to`, with one open connection from the client pod, while the
 /// Service moves from backend `a` to `b`.
 fn a_connection_is_followed(mode: &str) {
     run(|| {
@@ -233,8 +232,8 @@ fn connections_to_an_endpoint_that_went_are_stale_in_ipvs_mode() {
     a_connection_is_followed("ipvs");
 }
 
-/// A program of the node has the address before the Service is there: conntrack has its
-/// connection without translation, and so IPVS knows nothing of it.
+/// A program of the node has the address before the Service exists: conntrack has its connection
+/// without translation, so IPVS does not know it.
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn a_connection_that_ipvs_did_not_see_begin_is_stale() {
@@ -281,7 +280,7 @@ fn guest_full_ask_explain() {
     in_guest(Profile::Full, &tests, &[]);
 }
 
-/// A Service is named as to kubectl; each of its cluster IPs is explained.
+/// A Service is named as for kubectl; each of its cluster IPs is explained.
 #[test]
 fn a_service_stands_for_its_cluster_ips() {
     Lab::run(|lab| {
@@ -372,7 +371,7 @@ fn a_wrong_question_says_what_is_wrong() {
 }
 
 /// The rules, routes or elements of a ServicePort are its objects, and one that another
-/// program takes away by `breakage` is missing among them, in each format; `named` are words
+/// program removes by `breakage` is shown as missing among them, in each format; `named` are words
 /// of it.
 fn what_is_gone_is_missing(
     capture: Capture,
@@ -401,7 +400,7 @@ fn what_is_gone_is_missing(
             found if !found.is_empty() && found.iter().all(|f| f == "present") => Ok(()),
             found => Err(format!("{capture:?}: {found:?}")),
         });
-        // The proxy may have repaired it before it is asked.
+        // The proxy may have repaired it before the command asks.
         eventually("something is missing", SOON, || match found(breakage) {
             found if found.iter().any(|found| found == "missing") => Ok(()),
             found => Err(format!("{breakage}: {found:?}")),
@@ -466,7 +465,7 @@ fn what_is_gone_is_missing_in_iptables_mode() {
     }
 }
 
-/// What is missing of the Service itself is shown beside what is there.
+/// Missing objects of the Service itself are shown next to the present ones.
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn in_ipvs_mode() {

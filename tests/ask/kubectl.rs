@@ -1,5 +1,5 @@
-//! `kubectl tripod`, with a program in kubectl's place that runs commands on the lab's node: the
-//! pods of the cluster are in a file.
+//! `kubectl tripod`, with a substitute for kubectl that runs commands on the lab's node: the pods
+//! of the cluster are in a file.
 
 use std::{
     fs,
@@ -27,7 +27,7 @@ case "$*" in
 esac
 "#;
 
-/// A folder with the plugin, and with a program in the place of kubectl.
+/// A folder with the plugin, and with a substitute for kubectl.
 struct Plugin(PathBuf);
 
 impl Plugin {
@@ -46,7 +46,7 @@ impl Plugin {
         plugin
     }
 
-    /// Sets what kubectl has of one kind.
+    /// Sets kubectl's answer for one kind.
     fn answer(&self, kind: &str, value: &Value) {
         fs::write(self.0.join(kind), value.to_string()).expect("a file");
     }

@@ -1,5 +1,5 @@
-//! The running proxy is asked: its API on a unix socket and at the metrics address,
-//! and the commands that print what it answers.
+//! The API of the running proxy on a unix socket and at the metrics address, and the commands that
+//! print its answers.
 
 mod api;
 mod diff;
@@ -23,7 +23,7 @@ use crate::lab::{Host, Lab, Tripod, eventually, tripod_binary};
 /// How soon a change must show.
 const SOON: Duration = Duration::from_secs(10);
 
-/// What a command printed, and its exit status.
+/// The output of a command, and its exit status.
 #[derive(Debug)]
 struct Printed {
     text: String,

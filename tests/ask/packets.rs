@@ -1,5 +1,4 @@
-//! What `tripod explain` says of packets, held against packets, where the conformance tests
-//! send none.
+//! Compares `tripod explain` with real packets, for packets that the conformance tests do not send.
 
 use std::{io::ErrorKind, net::IpAddr, time::Duration};
 
@@ -11,7 +10,7 @@ use crate::lab::{
     uml::{Profile, in_guest},
 };
 
-/// Long enough for a second SYN: the kernel may spare an ICMP message.
+/// Long enough for a second SYN: the kernel may omit an ICMP message.
 const PATIENCE: Duration = Duration::from_millis(2500);
 
 const NODE: &str = "192.0.2.10";
@@ -20,10 +19,10 @@ const POD: &str = "10.244.0.9";
 const OTHER_POD: &str = "10.244.0.12";
 const OUTSIDE: &str = "192.0.2.20";
 
-/// Where node ports are served.
+/// The addresses that serve node ports.
 const NODE_PORTS: &str = "--nodeport-addresses=127.0.0.0/8,192.0.2.0/24,::1/128";
 
-/// A load balancer that lets in these, IPv6 ones apart.
+/// A load balancer that admits these ranges, which may be of both families.
 fn balancer(name: &str, number: u8, ranges: &[&str]) -> Service {
     let ranges: Vec<_> = ranges.iter().map(|ip| format!("{ip}/32")).collect();
     Service::new(name, number)
@@ -44,7 +43,7 @@ fn publish(lab: &Lab) {
     lab.publish(&balancer("empty", 4, &[POD]), &[]);
     let port = Service::new("port", 5).with_node_port();
     lab.publish(&port, &["a"]);
-    // Only who writes manifests can give it the node port of another Service.
+    // Only manifests can give it the node port of another Service.
     let checked = Service::new("checked", 6)
         .with_load_balancer()
         .spec("externalTrafficPolicy", "Local")
@@ -52,8 +51,8 @@ fn publish(lab: &Lab) {
     lab.publish(&checked, &["a"]);
 }
 
-/// A destination, the caller and how it is named to explain, and its source address, if it
-/// names one.
+/// A destination, the caller and its name for explain, and its source address, if it has a certain
+/// one.
 type Call<'a> = (&'a str, &'a Host, &'a str, Option<&'a str>);
 
 fn calls(lab: &Lab) -> Vec<Call<'_>> {
@@ -95,16 +94,16 @@ fn calls(lab: &Lab) -> Vec<Call<'_>> {
     of_balancer.chain(to_node).collect()
 }
 
-/// Returns what becomes of such a call: the verdicts that would be true.
+/// Returns the verdicts that would be true for the result of such a call.
 fn outcome(&(to, host, _, source): &Call<'_>) -> &'static [&'static str] {
     let source: Option<IpAddr> = source.map(|ip| ip.parse().expect("an address"));
     let to = to.parse().expect("an address and port");
     match ask_from_within(host, source, to, PATIENCE) {
         Ok(_) => &["forwarded"],
         Err(error) => match error.kind() {
-            // Nothing says who refuses.
+            // It is unknown who refuses.
             ErrorKind::ConnectionRefused => &["refused", "notServed"],
-            // The outside host, to which all is routed, answers nothing that is for others.
+            // The outside host, to which everything is routed, does not answer packets for others.
             ErrorKind::TimedOut | ErrorKind::WouldBlock => &["dropped", "notServed"],
             ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => &["notServed"],
             _ => panic!("{to} from {}: {error}", host.name()),
@@ -126,8 +125,8 @@ fn explained(lab: &Lab, to: &str, from: &str) -> Value {
     tripod(&lab.node, &arguments).json()
 }
 
-/// Holds each answer against the call; `depends` are the calls of the node without a source
-/// that may come out either way, each with the addresses that are let in.
+/// Compares each answer with the call; `depends` are the calls of the node without a source that
+/// may have either result, each with the addresses that are admitted.
 fn come_out_as_explained(
     capture: Capture,
     start: impl FnOnce(&Lab) -> Tripod,
@@ -170,7 +169,7 @@ fn come_out_as_explained(
     });
 }
 
-/// In modes without service addresses of the node's.
+/// In modes that do not assign service addresses to the node.
 const DEPENDS: [(&str, &str); 2] = [("203.0.113.1:80", SECOND), ("203.0.113.2:80", NODE)];
 
 #[test]
@@ -198,7 +197,7 @@ fn packets_come_out_as_explained_with_redirect_capture() {
     come_out_as_explained(Capture::Redirect, start, &DEPENDS);
 }
 
-/// The node calls a service address from that very one.
+/// The node calls a service address from that same address.
 #[test]
 fn packets_come_out_as_explained_with_local_capture() {
     let start = |lab: &Lab| started(lab, &[NODE_PORTS]);

@@ -11,7 +11,7 @@ use crate::lab::{Browser, Capture, Lab, Service, Tripod, eventually, figure, get
 const PAGE: &str = "http://127.0.0.1:10249/";
 const SOON: Duration = Duration::from_secs(20);
 const MANY: usize = 5_000;
-/// Within which many Services are there; the program runs without optimization. It only ends a
+/// Time limit until many Services are shown; the program runs without optimization. It only ends a
 /// test that hangs.
 const LOADED: Duration = Duration::from_secs(60);
 /// Milliseconds within which a search is done and drawn.
@@ -27,7 +27,7 @@ const WORDS: [&str; 7] = [
     "",
 ];
 
-/// Contrast of texts to what is behind them, by WCAG 2.2 (1.4.3), the least of all.
+/// The lowest contrast of a text to its background, by WCAG 2.2 (1.4.3).
 const CONTRAST: &str = r##"
     const styles = getComputedStyle(document.documentElement);
     const light = (name) => {
@@ -72,7 +72,7 @@ fn shows(browser: &Browser<'_>, selector: &str, words: &str) {
     );
 }
 
-/// The Services that are listed, each as its line.
+/// The listed Services, each as its line.
 fn rows(browser: &Browser<'_>) -> Vec<String> {
     let rows = browser.script(
         "return [...document.querySelectorAll('#rows > tr:not(#detail)')].map((row) => row.textContent)",
@@ -84,7 +84,7 @@ fn click(browser: &Browser<'_>, selector: &str) {
     browser.script(&format!("document.querySelector('{selector}').click()"));
 }
 
-/// Chooses a value of a list, as who uses the page does.
+/// Chooses a value of a list, like a user of the page.
 fn choose(browser: &Browser<'_>, field: &str, value: &str) {
     browser.script(&format!(
         "const field = document.getElementById('{field}'); field.value = '{value}'; \
@@ -100,7 +100,7 @@ fn themes(browser: &Browser<'_>, mut look: impl FnMut(&str)) {
     }
 }
 
-/// How far a first sync is, and what is wrong with a family, in the words of `tripod status`.
+/// The progress of a first sync, and the trouble of a family, in the words of `tripod status`.
 fn tells_of_syncs(browser: &Browser<'_>) {
     // In one script, because the page shows the real status again every few seconds.
     let shown = browser.script(
@@ -118,7 +118,7 @@ fn tells_of_syncs(browser: &Browser<'_>) {
     }
 }
 
-/// Neither plot is empty without a reason.
+/// No plot is empty without a reason.
 fn explains_empty_plots(browser: &Browser<'_>) {
     // In one script, because the page draws them again every few seconds.
     let shown = browser.script(
@@ -134,7 +134,7 @@ fn explains_empty_plots(browser: &Browser<'_>) {
     }
 }
 
-/// A Service is named as to the subcommand.
+/// A Service is named as for the subcommand.
 fn explains_services(browser: &Browser<'_>) {
     for (to, shown) in [
         (
@@ -167,7 +167,7 @@ fn resize(browser: &Browser<'_>, width: u64, height: u64) {
     browser.devtools("Emulation.setDeviceMetricsOverride", metrics);
 }
 
-/// Elements that reach beyond the right edge of the page, or that cut or scroll what they hold.
+/// Elements that extend beyond the right edge of the page, or that cut or scroll their content.
 const BEYOND: &str = r##"
     const edge = document.documentElement.clientWidth;
     const beyond = [...document.querySelectorAll("body *")].filter((one) =>
@@ -176,7 +176,7 @@ const BEYOND: &str = r##"
     return [document.documentElement.scrollWidth - edge, ...beyond.map((one) => one.outerHTML.slice(0, 100))];
 "##;
 
-/// On every width it is read by scrolling down alone, and nothing is cut.
+/// At every width it can be read by vertical scrolling alone, and nothing is cut.
 fn fits_narrow_screens(browser: &Browser<'_>) {
     for width in [320, 390, 768, 1200] {
         resize(browser, width, 844);
@@ -208,7 +208,7 @@ fn it_shows_the_mode_and_finds_a_service() {
         assert!(fewer.len() < all.len(), "{fewer:?} of {all:?}");
         assert!(fewer.iter().all(|row| row.starts_with("default/shop")));
 
-        // By the keyboard alone: from the field to the first Service, and open it.
+        // With the keyboard alone: from the field to the first Service, which is then opened.
         browser.script("document.querySelector('#rows button').focus()");
         browser.type_into("#rows button", "\u{e007}");
         shows(&browser, "#detail", "10.244.0.11");
@@ -244,8 +244,8 @@ fn it_shows_the_mode_and_finds_a_service() {
             let contrast = browser.script(CONTRAST).as_f64().expect("a ratio");
             assert!(contrast >= 4.5, "{theme}: {contrast}");
         });
-        // Questions that name no one port are answered with 400, of which the browser tells now
-        // and then.
+        // Questions that do not name a single port are answered with 400, which the browser
+        // sometimes reports.
         let mut errors = browser.errors();
         errors.retain(|line| !line["message"].to_string().contains("/v1/explain"));
         assert_eq!(errors, [] as [Value; 0]);
@@ -351,7 +351,7 @@ fn services_are_sorted_by_each_column() {
     });
 }
 
-/// A Service and its EndpointSlice of so many endpoints, which has just changed.
+/// A Service and its EndpointSlice with this number of endpoints, which has just changed.
 fn objects(number: usize, namespace: &str, name: &str, endpoints: usize) -> [Value; 2] {
     let address = |first: u8, n: usize| format!("10.{first}.{}.{}", n / 250, n % 250 + 1);
     let ip = address(96, number);
@@ -416,7 +416,7 @@ fn five_thousand_services_load_and_filter_in_bounded_time() {
         };
         let mut slowest: f64 = 0.0;
         for words in WORDS {
-            // The shortest of some: others use the same processors.
+            // The shortest of some: other tests use the same processors.
             let tries = (0..5).map(|_| search(words));
             slowest = slowest.max(tries.fold(f64::INFINITY, f64::min));
             assert!(rows() <= 25, "{} rows", rows());

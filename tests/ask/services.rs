@@ -21,7 +21,7 @@ fn port(lab: &Lab, protocol: &str, family: &str) -> Value {
         .clone()
 }
 
-/// Why the endpoints a, b and c of the port TCP over IPv4 are not used.
+/// The reasons why the endpoints a, b and c of the port TCP over IPv4 are not used.
 fn reasons(lab: &Lab) -> [Value; 3] {
     let port = port(lab, "TCP", "IPv4");
     let endpoints = port["endpoints"].as_array().expect("a list");
@@ -139,7 +139,7 @@ fn the_last_case_in_tables(lab: &Lab) {
     assert!(wide.contains(words), "{wide}");
 }
 
-/// The lines that come from a command as it runs.
+/// The lines of a command while it runs.
 fn lines_of(group: &mut Group) -> Receiver<String> {
     let stdout = group.child().stdout.take().expect("it is piped");
     let (sender, lines) = channel();
@@ -173,7 +173,7 @@ fn a_watch_writes_what_changes() {
             (&*all[0], &*all[1]),
             ("SERVICE PROTOCOL", "default/other:tcp TCP")
         );
-        // One Service changes, and comes again alone.
+        // One Service changes, and only that is printed again.
         let endpoints = [EndpointChoice::ready("a"), EndpointChoice::unready("b")];
         lab.publish_endpoints(&web, &endpoints);
         for protocol in ["tcp TCP", "tcp TCP", "udp UDP", "udp UDP"] {
@@ -181,7 +181,7 @@ fn a_watch_writes_what_changes() {
             let why = next();
             assert!(why.ends_with(": not"), "{why}");
         }
-        // It waits for a proxy that is replaced.
+        // It waits for a proxy that is being replaced.
         running.kill();
         assert_eq!(next(), "no Tripod");
         let _running = started(lab, &[]);
@@ -290,7 +290,7 @@ fn a_service_without_endpoints_in_use_says_why() {
     });
 }
 
-/// Userspace mode does not call it; rules send packets there, where they are refused.
+/// Userspace mode does not call it; rules send packets to it, where they are refused.
 #[test]
 fn an_endpoint_with_the_address_of_a_service_is_not_in_use() {
     for mode in ["userspace", "nftables"] {
@@ -347,7 +347,7 @@ fn an_endpoint_with_the_address_of_a_service_is_not_in_use() {
     }
 }
 
-/// In nftables mode node ports are served at the addresses that the Node object has.
+/// In nftables mode node ports are served at the addresses of the Node object.
 #[test]
 fn node_ports_that_are_served_nowhere_say_so() {
     Lab::run(|lab| {

@@ -1,12 +1,12 @@
-//! A start with manifests and without a cluster: what the log says, and what the commands that it
-//! names answer.
+//! A start with manifests and without a cluster: the log, and the answers of the commands that it
+//! names.
 
 use std::fs;
 
 use super::{SOON, tripod};
 use crate::lab::{Lab, Service, Tripod, eventually, tripod_binary};
 
-/// A terminal of 24 rows shows it.
+/// Rows of a terminal that shows it completely.
 const ROWS: usize = 24;
 
 #[test]
@@ -18,7 +18,7 @@ fn a_start_with_a_file_fits_on_a_screen_and_says_what_to_ask() {
         let mut command = lab.node.command(tripod_binary());
         command
             .args(["--proxy-mode=nftables", "--hostname-override=node"])
-            // What the machine's table of connections allows is not of interest.
+            // The limits of the machine's table of connections do not matter.
             .arg("--conntrack-max-per-core=0")
             .arg("--manifests")
             .arg(lab.manifests().join("web.json"));

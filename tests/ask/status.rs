@@ -55,7 +55,7 @@ fn a_node_that_falls_back_to_userspace_mode_warns_of_network_policies() {
         says("nftables", &["--without=nft,nat"], 1);
         // This is iptables mode.
         says("nftables", &["--without=nft"], 0);
-        // This is as asked.
+        // This mode was requested.
         says("userspace", &[], 0);
     });
 }
@@ -101,7 +101,7 @@ fn a_healthy_proxy_says_what_it_is() {
                 (&Value::Null, &json!(false))
             );
         }
-        // The other forms say the same.
+        // The other forms have the same content.
         let yaml = tripod(&lab.node, &["status", "--output", "yaml"]);
         let yaml: Value = serde_saphyr::from_str(&yaml.text).expect("YAML");
         assert_eq!(yaml["counts"], counts);
@@ -110,9 +110,8 @@ fn a_healthy_proxy_says_what_it_is() {
     });
 }
 
-/// Services that cannot all be served: `first` has the only local port, `late` gets
-/// none. `odd` asks for what userspace mode does not do, and for an address of
-/// `first`.
+/// Services that cannot all be served: `first` has the only local port, `late` gets none. `odd`
+/// requests a feature that userspace mode lacks, and an address of `first`.
 #[test]
 fn what_is_not_in_force_has_its_reason() {
     run(|| {
@@ -339,7 +338,7 @@ fn a_faulty_document_is_named_and_the_rest_is_followed() {
     });
 }
 
-/// It would look as if all were removed, which the proxy writes again.
+/// It would look as if everything were removed, but the proxy writes it again.
 #[test]
 fn cleanup_is_refused_while_a_proxy_runs() {
     Lab::run(|lab| {

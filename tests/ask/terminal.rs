@@ -1,4 +1,4 @@
-//! What a person sees on a terminal: colours, and a table that is not written anew.
+//! The view of a person on a terminal: colours, and a table that is updated in place.
 
 use std::{
     io::Read,
@@ -51,7 +51,7 @@ impl Terminal {
         }
     }
 
-    /// Returns what was written since the last call, once it has `words`.
+    /// Returns the output since the last call, once it has `words`.
     fn until(&mut self, words: &str) -> String {
         eventually(words, SOON, || {
             while let Ok(bytes) = self.bytes.try_recv() {

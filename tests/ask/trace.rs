@@ -1,4 +1,4 @@
-//! `tripod trace`: real packets are followed, and nothing is left behind.
+//! `tripod trace`: real packets are followed, and no traces are left behind.
 
 use std::{
     io::{BufRead, BufReader},
@@ -16,16 +16,16 @@ use crate::lab::{
     uml::{Profile, in_guest},
 };
 
-/// A trace under way, whose first line has been read.
+/// A running trace, whose first line has been read.
 struct Trace {
     process: Child,
     lines: BufReader<ChildStdout>,
-    /// What is known before a packet came.
+    /// The facts that are known before the first packet.
     start: Value,
 }
 
 impl Trace {
-    /// Traces on the node what is sent `to`.
+    /// Traces on the node the packets `to` an address.
     fn begin(lab: &Lab, to: &str, arguments: &[&str]) -> Trace {
         let mut command: Command = lab.node.command(tripod_binary());
         command
@@ -46,7 +46,7 @@ impl Trace {
         }
     }
 
-    /// Waits for its end, and returns what it printed of each kind.
+    /// Waits for its end, and returns its output of each kind.
     fn end(mut self) -> Output {
         let mut output = Output::default();
         while let Some(report) = line(&mut self.lines) {
@@ -109,8 +109,8 @@ fn tables(lab: &Lab) -> String {
     traces.collect::<Vec<_>>().join("\n")
 }
 
-/// Calls are followed in `mode` to the endpoint; `rule` are words of a rule that they
-/// meet, `refusing` of the one that refuses them when there is no endpoint.
+/// Calls are followed in `mode` to the endpoint; `rule` are words of a rule that they pass,
+/// `refusing` of the rule that refuses them when there is no endpoint.
 fn calls_are_followed(mode: &str, rule: &[&str], refusing: &[&str]) {
     run(|| {
         let mut lab = Lab::new(Capture::Redirect);
@@ -176,7 +176,7 @@ fn begin(to: SocketAddr) -> Socket {
     socket
 }
 
-/// In `mode`, another program drops what is sent to the endpoint, once that was chosen.
+/// In `mode`, another program drops packets to the endpoint, once that was chosen.
 fn who_drops_is_named(mode: &str) {
     run(|| {
         let mut lab = Lab::new(Capture::Redirect);
@@ -190,7 +190,7 @@ fn who_drops_is_named(mode: &str) {
         let done = lab.node.command("iptables").args(rule).status();
         assert!(done.expect("running iptables").success());
         let trace = Trace::begin(&lab, &to.to_string(), &["--count=1"]);
-        // No answer comes, so it is not waited for.
+        // No answer comes, so the test does not wait for one.
         let _call = lab.client.enter(|| begin(to));
         let output = trace.end();
         let connection = &output.connections[0];
@@ -232,7 +232,7 @@ fn a_udp_client_and_who_is_asked_for() {
         let from = lab.client.addresses[0].to_string();
         let arguments = ["--count=1", "--from", &from];
         let trace = Trace::begin(lab, &format!("{to}/udp"), &arguments);
-        // Of another address, and of another protocol.
+        // Calls from another address, and over another protocol.
         udp_ask(&lab.node, to).expect("an answer");
         ask(&lab.client, to).expect("an answer");
         udp_ask(&lab.client, to).expect("an answer");
@@ -247,7 +247,7 @@ fn a_udp_client_and_who_is_asked_for() {
     });
 }
 
-/// Tripod's own connections to endpoints, of each client that was reported.
+/// Tripod's own connections to endpoints, for each client that was reported.
 fn dials<'a>(output: &'a Output, client: &'a Value) -> impl Iterator<Item = &'a Value> {
     let dials = output.others.iter();
     dials.filter(move |report| report["kind"] == "TracedDial" && report["client"] == *client)
@@ -265,7 +265,7 @@ fn userspace_mode_names_the_endpoint_of_each_client() {
         let refusing = endpoint(lab, "b", 0);
         let trace = Trace::begin(lab, &to.to_string(), &["--count=4"]);
         assert_eq!(trace.start["mode"], "userspace");
-        // Of another address of the ServicePort: no one's who was reported.
+        // To another address of the ServicePort: the client is not among those reported.
         let node_port = (lab.node.addresses[0], web.node_port()).into();
         assert_eq!(ask(&lab.client, node_port).expect("an answer"), "a");
         for _ in 0..4 {
@@ -348,7 +348,7 @@ fn userspace_mode_relays_only_what_its_sockets_take() {
     });
 }
 
-/// It need not wait for a proxy that is stopped.
+/// It need not wait for a stopped proxy.
 #[test]
 fn a_proxy_that_does_not_answer_keeps_no_packet_from_being_traced() {
     run(|| {
@@ -377,7 +377,7 @@ fn nothing_is_left_behind_and_calls_go_on() {
         for at in 0..100 {
             assert_eq!(ask(&lab.client, to).expect("an answer"), "a");
             if at == 50 {
-                // SIGKILL: it can clean nothing up.
+                // After SIGKILL it cannot clean up.
                 trace.process.kill().expect("it is killed");
                 trace.process.wait().expect("its status");
             }
@@ -392,7 +392,7 @@ fn nothing_is_left_behind_and_calls_go_on() {
 #[test]
 fn it_ends_in_time_and_says_what_was_wrong() {
     Lab::run(|lab| {
-        // No proxy runs.
+        // No proxy is running.
         let to = ["--to", "10.96.0.1:80"];
         let arguments = [&["trace", "--timeout=200ms"], &to[..]].concat();
         let printed = tripod(&lab.node, &arguments);

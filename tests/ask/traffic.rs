@@ -1,4 +1,4 @@
-//! What `tripod services` says of the traffic that was carried.
+//! The traffic that `tripod services` reports.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ fn userspace_mode_knows_who_is_connected() {
             say(stream, "name").expect("an answer");
         }
         let port = port(lab);
-        // Each asked for a line of five bytes, and was answered by one of two.
+        // Each sent a line of five bytes, and got an answer of two.
         let carried = json!({
             "active": 3, "connections": 3, "bytesIn": 15, "bytesOut": 6,
         });
@@ -115,7 +115,7 @@ fn iptables_mode_counts_connections_of_chosen_namespaces() {
         let web = Service::new("web", 1).with_external_ip();
         lab.publish(&web, &["a", "b"]);
         let mut running = start_iptables(lab, "default");
-        // What was read lately is not read again.
+        // Recently read counters are not read again.
         let counted = |expected: u64, endpoints: usize| {
             eventually("all is counted", SOON, || {
                 let port = port(lab);
@@ -160,7 +160,7 @@ fn iptables_mode_counts_connections_of_chosen_namespaces() {
         );
         lab.publish(&web, &["a", "b", "c"]);
         counted(9, 3);
-        // The rules stay, and with them what they counted.
+        // The rules stay, and with them their counters.
         assert!(running.terminate().success());
         running = start_iptables(lab, "*");
         counted(9, 3);

@@ -1,5 +1,5 @@
-//! Addresses and ports: of the node, and of the Service of a case, which follow
-//! from the number of the case.
+//! Addresses and ports: of the node, and of the Service of a case, which are derived from the
+//! number of the case.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -7,9 +7,9 @@ use super::case::{Family, Target};
 
 /// The usual port of a Service, TCP and UDP.
 pub const PORT: u16 = 80;
-/// A further one, for Services that have several.
+/// A second port, for Services that have several.
 pub const SECOND_PORT: u16 = 81;
-/// Where endpoints listen for these ports.
+/// The ports of endpoints for these ports.
 pub const TARGET: u16 = 8080;
 pub const SECOND_TARGET: u16 = 8081;
 
@@ -22,7 +22,7 @@ impl Family {
     }
 }
 
-/// The two addresses that the node has.
+/// The two addresses of the node.
 pub const NODE: [(Ipv4Addr, Ipv6Addr); 2] = [
     (
         Ipv4Addr::new(192, 0, 2, 10),
@@ -34,7 +34,7 @@ pub const NODE: [(Ipv4Addr, Ipv6Addr); 2] = [
     ),
 ];
 
-/// Those of the other node.
+/// The addresses of the other node.
 pub const OTHER_NODE: (Ipv4Addr, Ipv6Addr) = (
     Ipv4Addr::new(192, 0, 2, 30),
     Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0x30),
@@ -71,7 +71,7 @@ pub fn address(target: Target, family: Family, number: u16) -> IpAddr {
     }
 }
 
-/// Where the Service of case `number` is called.
+/// The address at which the Service of case `number` is called.
 pub fn socket_address(target: Target, family: Family, number: u16, port: u16) -> SocketAddr {
     let port = match target {
         Target::ClusterIp

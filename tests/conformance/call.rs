@@ -1,4 +1,4 @@
-//! One call and what comes of it.
+//! One call and its result.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
@@ -16,16 +16,15 @@ use crate::lab::bind_new;
 /// `IPPROTO_SCTP`.
 const SCTP: i32 = 132;
 
-/// What a backend is asked; see `tests/lab/backend.rs`.
+/// The question to a backend; see `tests/lab/backend.rs`.
 const QUESTION: &str = "who";
 
-/// A question of so many bytes takes three packets on Ethernet.
+/// A question of this many bytes takes three packets on Ethernet.
 const LARGE: usize = 4_000;
 
-/// The first port of connections that stay open, below what
-/// `net.ipv4.ip_local_port_range` gives to others.
+/// The first port of connections that stay open, below the range of `net.ipv4.ip_local_port_range`.
 const KEPT_FROM: u16 = 20_000;
-/// How many such connections there were.
+/// Number of such connections so far.
 static KEPT: AtomicU16 = AtomicU16::new(0);
 
 /// A client's open socket.
@@ -48,9 +47,9 @@ impl Client {
         }
     }
 
-    /// The same for a socket that stays open while others are called. A connection has a port
-    /// that no other call has: IPVS mistakes its answers otherwise, where a call to another
-    /// Service has the same port and endpoint (`ip_vs_conn_out_get`, docs/ipvs.md).
+    /// Does the same for a socket that stays open while others are called. A connection has a port
+    /// that no other call has: otherwise IPVS mistakes its answers, if a call to another Service
+    /// has the same port and endpoint (`ip_vs_conn_out_get`, docs/ipvs.md).
     pub fn open_kept(protocol: Protocol, to: SocketAddr, patience: Duration) -> io::Result<Client> {
         if protocol == Protocol::Udp {
             return Client::datagram(None, to, patience);
@@ -78,7 +77,7 @@ impl Client {
 
     fn datagram(from: Option<IpAddr>, to: SocketAddr, patience: Duration) -> io::Result<Client> {
         let socket = bind_new(SocketAddr::new(from.unwrap_or(any(to)), 0))?;
-        // Otherwise no word of unreachable hosts comes here; see ip(7).
+        // Otherwise there are no reports of unreachable hosts; see ip(7).
         match to {
             SocketAddr::V4(_) => setsockopt(&socket, Ipv4RecvErr, &true)?,
             SocketAddr::V6(_) => setsockopt(&socket, Ipv6RecvErr, &true)?,
@@ -88,7 +87,7 @@ impl Client {
         Ok(Client::Datagram(socket))
     }
 
-    /// The connection, if it is one.
+    /// The connection, for TCP.
     pub fn stream(&self) -> Option<&TcpStream> {
         match self {
             Client::Stream(stream) => Some(stream),
@@ -96,8 +95,8 @@ impl Client {
         }
     }
 
-    /// Asks who is at the other end; over UDP maybe with a large datagram,
-    /// whose answer has to be as large.
+    /// Asks who is at the other end; over UDP optionally with a large datagram, whose answer must
+    /// be as large.
     pub fn ask(&mut self, large: bool) -> Outcome {
         let answer = match self {
             Client::Stream(stream) => say(stream),
@@ -142,13 +141,13 @@ pub fn once(
     }
 }
 
-/// Whether this kernel makes SCTP sockets.
+/// Whether this kernel supports SCTP sockets.
 pub fn sctp_here() -> bool {
     let protocol = Some(socket2::Protocol::from(SCTP));
     Socket::new(Domain::IPV4, Type::STREAM, protocol).is_ok()
 }
 
-/// What a failure means for the caller.
+/// Interprets a failure from the caller's view.
 pub fn outcome_of(error: &io::Error) -> Outcome {
     match error.kind() {
         ErrorKind::ConnectionRefused => Outcome::Refused,
@@ -159,8 +158,8 @@ pub fn outcome_of(error: &io::Error) -> Outcome {
         ErrorKind::PermissionDenied if error.raw_os_error() == Some(nix::libc::EPERM) => {
             Outcome::Stopped
         }
-        // The last is what "prohibited" is called with IPv6; with IPv4 it cannot
-        // be distinguished from an unreachable host.
+        // The last one is the error for "prohibited" with IPv6; with IPv4 it cannot be
+        // distinguished from an unreachable host.
         ErrorKind::HostUnreachable
         | ErrorKind::NetworkUnreachable
         | ErrorKind::PermissionDenied => Outcome::Unserved,

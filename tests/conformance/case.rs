@@ -1,7 +1,7 @@
-//! What a case is, and the words that cases are written in.
+//! Cases, and the words in which they are written.
 //!
-//! A case is one Service, then stages: in each the Service is as it says, and
-//! certain callers who call certain addresses of it see certain things.
+//! A case is one Service, then stages: in each the Service is in the given state, and certain
+//! callers who call certain addresses of it see certain results.
 
 use super::columns::{Column, Columns};
 use super::differences::{self, Why};
@@ -21,7 +21,7 @@ pub enum Caller {
     OtherNode,
     /// A pod on the other node.
     RemotePod,
-    /// A host that is no part of the cluster.
+    /// A host that does not belong to the cluster.
     Outside,
 }
 
@@ -29,9 +29,9 @@ pub enum Caller {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
     ClusterIp,
-    /// The node port at the node's first address, the one in its Node object.
+    /// The node port at the node's first address, that of its Node object.
     NodePort,
-    /// The node port at another address that the node has.
+    /// The node port at another address of the node.
     SecondNodePort,
     /// The node port at 127.0.0.1 or ::1.
     Loopback,
@@ -58,12 +58,12 @@ pub enum Family {
     V6,
 }
 
-/// How Tripod is started, beyond what the column says.
+/// Flags of Tripod in addition to those of the column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Flags {
     Usual,
     MasqueradeAll,
-    /// Node ports at the node's first addresses alone, given as CIDRs.
+    /// Node ports only at the node's first addresses, given as CIDRs.
     NodePortCidrs,
     /// The same given as `primary`.
     NodePortPrimary,
@@ -91,30 +91,29 @@ impl Flags {
     }
 }
 
-/// Callers, what they call, and what they see.
+/// Callers, the addresses that they call, and the expected results.
 #[derive(Clone, Debug)]
 pub struct Expectation {
     pub callers: Vec<Caller>,
     pub targets: Vec<Target>,
     pub protocols: Vec<Protocol>,
     pub families: Vec<Family>,
-    /// Number of the Service's port, where it is not the usual one.
+    /// Number of the Service's port, if it is not the usual one.
     pub port: u16,
     /// One socket for the whole case instead of a new one for each call.
     pub one_socket: bool,
-    /// Before the call, the endpoint sends a packet that is far off the
-    /// connection's window.
+    /// Before the call, the endpoint sends a packet that is far outside the connection's window.
     pub stray: bool,
     /// Over UDP: question and answer do not fit into one packet.
     pub large: bool,
     pub observation: Observation,
-    /// What certain columns see instead, and why.
+    /// Different results in certain columns, and the reasons.
     pub but: Vec<(Columns, Why, Observation)>,
 }
 
 impl Expectation {
-    /// Returns what is to be seen in `column` at `target` over `protocol`, and why
-    /// that is not what kube-proxy's iptables mode shows, if so.
+    /// Returns the expected result in `column` at `target` over `protocol`, and why it differs from
+    /// kube-proxy's iptables mode, if it does.
     pub fn observation_in(
         &self,
         column: &Column,
@@ -140,19 +139,19 @@ impl Expectation {
     }
 }
 
-/// What is to be seen in a column, and why it differs, if it does.
+/// The expected result in a column, and the reasons for a difference.
 #[derive(Clone, Debug)]
 pub struct Seen {
     pub observation: Observation,
     pub whys: Vec<Why>,
 }
 
-/// From one change of the Service to the next.
+/// The time from one change of the Service to the next.
 #[derive(Clone, Debug)]
 pub struct Stage {
-    /// What has happened; empty for the first.
+    /// The change; empty for the first stage.
     pub after: &'static str,
-    /// The Service; `None`: it is gone.
+    /// The Service; `None`: it is deleted.
     pub service: Option<Service>,
     pub expectations: Vec<Expectation>,
 }
@@ -164,7 +163,7 @@ pub struct Case {
     pub stages: Vec<Stage>,
 }
 
-/// Begins a case: `name` says what is promised.
+/// Begins a case: `name` states the promise.
 pub fn case(name: &'static str, service: Service) -> Case {
     Case {
         name,
@@ -190,7 +189,7 @@ impl Case {
         }
     }
 
-    /// Something happens to the Service.
+    /// Adds a stage, in which the Service changes.
     pub fn then(mut self, after: &'static str, change: impl FnOnce(Service) -> Service) -> Case {
         let before = self.stages.iter().rev().find_map(|s| s.service.clone());
         let before = before.expect("a case begins with a Service");
@@ -202,7 +201,7 @@ impl Case {
         self
     }
 
-    /// The Service and its slices are deleted.
+    /// Adds a stage, in which the Service and its slices are deleted.
     pub fn then_deleted(mut self) -> Case {
         self.stages.push(Stage {
             after: "it is deleted",
@@ -212,7 +211,7 @@ impl Case {
         self
     }
 
-    /// Before "but" or "and": the latest expectation.
+    /// The latest expectation, to which "but" or "and" refers.
     fn latest(&mut self) -> &mut Expectation {
         let stage = self.stages.last_mut().expect("a case has a stage");
         stage
@@ -221,13 +220,13 @@ impl Case {
             .expect("first say what is seen")
     }
 
-    /// What certain columns see instead of the observation before.
+    /// Sets a different observation for certain columns.
     pub fn but(mut self, columns: Columns, why: Why, observation: Observation) -> Case {
         self.latest().but.push((columns, why, observation));
         self
     }
 
-    /// Why `column` cannot run this case on its kernel, if so.
+    /// Returns why `column` cannot run this case on its kernel, if it cannot.
     pub fn obstacle(&self, column: &Column) -> Option<Why> {
         let wants_sctp = self
             .stages
@@ -237,7 +236,7 @@ impl Case {
         (wants_sctp && !column.kernel.has_sctp()).then_some(Why::NoSctp)
     }
 
-    /// All differences that show in `column`, each once, in order.
+    /// Lists all differences that show in `column`, without duplicates, in order.
     pub fn differences(&self, column: &Column) -> Vec<Why> {
         let mut whys = Vec::new();
         for stage in &self.stages {
@@ -292,13 +291,13 @@ pub struct Call {
 }
 
 impl Call {
-    /// Over these protocols; TCP unless given.
+    /// Calls over these protocols; the default is TCP.
     pub fn over(mut self, protocols: impl IntoIterator<Item = Protocol>) -> Call {
         self.expectation.protocols = protocols.into_iter().collect();
         self
     }
 
-    /// With this family alone; both unless given.
+    /// Calls with this family only; the default is both.
     pub fn by(mut self, family: Family) -> Call {
         self.expectation.families = vec![family];
         self
@@ -314,7 +313,7 @@ impl Call {
         self
     }
 
-    /// On one socket, after a packet of pod `a` that is far off its window.
+    /// Calls on one socket, after a packet of pod `a` that is far outside its window.
     pub fn after_a_stray_packet(mut self) -> Call {
         self.expectation.stray = true;
         self.on_one_socket()
@@ -333,7 +332,7 @@ impl Call {
     }
 }
 
-/// So that one word can stand where several could.
+/// Allows a single word instead of several.
 macro_rules! one_of_it {
     ($($word:ty),+) => { $(
         impl IntoIterator for $word {

@@ -1,4 +1,4 @@
-//! The columns of the table: a mode on a kernel. A line turns one on.
+//! The columns of the table: a mode on a kernel. Each can be turned on by one line.
 
 /// A kernel that conformance is tested on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ impl Kernel {
     }
 }
 
-/// Which iptables Tripod finds on its PATH.
+/// The iptables programs on Tripod's PATH.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tools {
     Nft,
@@ -33,7 +33,7 @@ pub enum Tools {
 }
 
 impl Tools {
-    /// The program that all names link to.
+    /// The program to which all names link.
     pub fn program(self) -> &'static str {
         match self {
             Tools::Nft => "/usr/sbin/xtables-nft-multi",
@@ -45,12 +45,12 @@ impl Tools {
 /// A mode on a kernel.
 #[derive(Clone, Debug)]
 pub struct Column {
-    /// What the table and the tests call it, with the kernel.
+    /// Its name in the table and the tests, including the kernel.
     pub name: &'static str,
     pub kernel: Kernel,
-    /// What `--proxy-mode` asks for.
+    /// The value of `--proxy-mode`.
     pub asked: &'static str,
-    /// What `/proxyMode` has to say then: an unexpected fall-back is a failure.
+    /// The expected answer of `/proxyMode`: an unexpected fallback is a failure.
     pub mode: &'static str,
     /// `--without`, in a variant of a column; see [`without`](super::without).
     pub without: Option<&'static str>,
@@ -123,8 +123,8 @@ const NFTABLES: Column = Column {
     asked: "nftables",
     mode: "nftables",
     without: None,
-    // As in kube-proxy, node ports are served at the primary addresses alone
-    // unless others are named.
+    // As in kube-proxy, node ports are served only at the primary addresses unless others are
+    // named.
     flags: &[
         "--iptables-min-sync-period=0s",
         "--nodeport-addresses=0.0.0.0/0,::/0",
@@ -153,7 +153,7 @@ impl Column {
         self.chain.is_some()
     }
 
-    /// Its flags, but for those that a case gives `others` of the same name.
+    /// Returns its flags, except those that also occur in `others`, the flags of a case.
     pub fn flags_beside(&self, others: &[&str]) -> impl Iterator<Item = &'static str> {
         let name = |flag: &str| flag.split('=').next().unwrap_or(flag).to_owned();
         let others: Vec<String> = others.iter().map(|flag| name(flag)).collect();
@@ -186,13 +186,13 @@ pub fn nftables(column: &Column) -> bool {
     column.mode == "nftables"
 }
 
-/// Modes in which what the node itself sends to a service address is asked for
-/// by rules that refuse.
+/// Modes in which rules that refuse also see packets that the node itself sends to a service
+/// address.
 pub fn output_is_asked(column: &Column) -> bool {
     ipvs(column) || nftables(column)
 }
 
-/// Modes with node ports on loopback addresses only where those are named.
+/// Modes with node ports on loopback addresses only if those are named.
 pub fn loopback_by_name(column: &Column) -> bool {
     ipvs(column) || nftables(column)
 }
@@ -201,8 +201,8 @@ pub fn userspace(column: &Column) -> bool {
     column.mode == "userspace"
 }
 
-/// Modes in which something of the node's stands at a cluster IP, which
-/// refuses when there is nowhere to go.
+/// Modes in which the node has an object at a cluster IP, which refuses when there are no
+/// endpoints.
 pub fn no_silence(column: &Column) -> bool {
     !in_iptables(column) && !nftables(column)
 }

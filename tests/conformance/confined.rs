@@ -1,5 +1,5 @@
-//! The table is run by a Tripod that has confined itself: it reaches no files but those that it
-//! needs, and starts programs where its mode does alone.
+//! The table is run by a Tripod that has confined itself: it reaches only the files that it needs,
+//! and starts programs only if its mode does.
 
 use std::{fs, os::unix::fs::symlink, path::Path, time::Duration};
 
@@ -10,12 +10,12 @@ use crate::lab::{Tripod, eventually, skip};
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// A file that a link in the folder of manifests leads to.
+/// The target of a link in the folder of manifests.
 const OUTSIDE: &str = "/run/outside.json";
 const LINK: &str = "link.json";
 
-/// Checks of a Tripod with `--confine=files` that has begun to serve what is in `manifests` that
-/// its confinement is in force.
+/// Checks the confinement of a Tripod with `--confine=files` that has begun to serve the objects in
+/// `manifests`.
 pub fn check(tripod: &Tripod, column: &Column, manifests: &Path) {
     let programs = if column.writes_with_iptables() {
         "programs may be started: the rules of this mode"
@@ -43,7 +43,7 @@ pub fn check(tripod: &Tripod, column: &Column, manifests: &Path) {
     fs::remove_file(&link).expect("no link");
 }
 
-/// Returns whether the kernel has Landlock, and has it on; nothing is restricted.
+/// Returns whether the kernel has Landlock, and has it enabled; nothing is restricted.
 fn has_landlock() -> bool {
     let ruleset = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
     let ruleset = ruleset.handle_access(AccessFs::from_all(ABI::V1));

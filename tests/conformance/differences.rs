@@ -1,6 +1,5 @@
-//! What modes are known to do otherwise than kube-proxy's iptables mode, and
-//! why. Each is tested as well: if a column does not show the difference that
-//! is written down for it, its test fails.
+//! Known differences of modes from kube-proxy's iptables mode, and the reasons. Each is tested as
+//! well: if a column does not show a difference that is listed for it, its test fails.
 
 use super::case::{Caller, Protocol, Target};
 use super::columns::{
@@ -144,7 +143,7 @@ impl Why {
 pub struct Rule {
     pub why: Why,
     pub columns: Columns,
-    /// What is seen instead of this, if anything.
+    /// The result instead of the given one, if it differs.
     pub instead: fn(Caller, Target, Protocol, &Observation) -> Option<Observation>,
 }
 
@@ -173,7 +172,7 @@ pub const RULES: &[Rule] = &[
     Rule {
         why: Why::NoSctpInUserspace,
         columns: userspace,
-        // The router's word is no reason for SCTP to give up (`sctp_v4_err` in
+        // SCTP does not give up because of the router's message (`sctp_v4_err` in
         // net/sctp/input.c); the node itself refuses.
         instead: |_, target, protocol, _| {
             (protocol == Protocol::Sctp).then_some(match target {
@@ -213,7 +212,7 @@ pub const RULES: &[Rule] = &[
                 Target::ClusterIp | Target::LoadBalancer | Target::ExternalIp => {
                     Some(Observation::Silent)
                 }
-                // One that no Service has is refused by the node itself.
+                // The node itself refuses a node port that no Service has.
                 Target::NodePort => Some(Observation::SilentOrRefused),
                 _ => None,
             }
@@ -222,7 +221,7 @@ pub const RULES: &[Rule] = &[
     Rule {
         why: Why::DroppedNotRefused,
         columns: ipvs_without_reject,
-        // Ports that it knows IPVS refuses itself, where it can.
+        // IPVS itself refuses ports that it knows, if it can.
         instead: |caller, target, protocol, observation| {
             let own = caller == Caller::Node && protocol == Protocol::Udp;
             let local = matches!(target, Target::Loopback | Target::SecondNodePort);
@@ -244,7 +243,7 @@ pub const RULES: &[Rule] = &[
                 | Target::SecondNodePort
                 | Target::NodeAddress
                 | Target::SecondNodeAddress => None,
-                // A node port that no Service has is refused by the node itself.
+                // The node itself refuses a node port that no Service has.
                 Target::NodePort => stopped.then_some(Observation::StoppedOrRefused),
                 _ => stopped.then_some(Observation::Stopped),
             }

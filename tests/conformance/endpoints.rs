@@ -1,4 +1,4 @@
-//! Pods that answer, and what slices say of them.
+//! Pods that answer, and their endpoints in slices.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -28,7 +28,7 @@ impl Pod {
             Pod::A => "a",
             Pod::B => "b",
             Pod::C => "c",
-            // As it is called who answers in a node's own namespace.
+            // The name of the backend in a node's own namespace.
             Pod::OnNode => "node",
             Pod::OnOther => "other",
         }
@@ -84,7 +84,7 @@ pub fn unready(pod: Pod) -> Endpoint {
     }
 }
 
-/// On its way out and still answering.
+/// Terminating, but still answering.
 pub fn terminating(pod: Pod) -> Endpoint {
     Endpoint {
         ready: false,
@@ -93,7 +93,7 @@ pub fn terminating(pod: Pod) -> Endpoint {
     }
 }
 
-/// On its way out and not answering any more.
+/// Terminating, and not answering any more.
 pub fn ending(pod: Pod) -> Endpoint {
     Endpoint {
         serving: false,
@@ -102,8 +102,8 @@ pub fn ending(pod: Pod) -> Endpoint {
 }
 
 impl Endpoint {
-    /// What `publishNotReadyAddresses` has the slice controller say of one that
-    /// is not: ready.
+    /// Sets the state that the slice controller reports for an unready endpoint with
+    /// `publishNotReadyAddresses`: ready.
     pub fn published_anyway(mut self) -> Endpoint {
         self.ready = true;
         self

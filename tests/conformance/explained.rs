@@ -1,4 +1,4 @@
-//! What `tripod explain` says of a call, held against what came of it.
+//! Compares the answer of `tripod explain` about a call with the result of the call.
 
 use std::net::IpAddr;
 
@@ -14,41 +14,41 @@ use super::{
 };
 use crate::lab::get;
 
-/// Whether what the kernel holds is read for an answer.
+/// Whether the state of the kernel is read for an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reading {
-    /// All of it; no difference may be marked.
+    /// All of it; no difference may be reported.
     Kernel,
-    /// Nothing: it follows from the Services alone.
+    /// Nothing: the answer follows from the Services alone.
     ServicesAlone,
 }
 
-/// One stage in so many has the kernel read for one of its calls: to read it all takes
-/// a third of a second, beside some fifty calls a second, and for each call it would take
-/// ten times as long as the tests have without it.
+/// One stage in this many has the kernel read for one of its calls: reading all of it takes a third
+/// of a second, next to some fifty calls a second; doing so for each call would make the tests take
+/// ten times as long.
 const SHARE: usize = 12;
 
-/// Returns for which of the `count` calls at `stage` of a case the kernel is read, if for
-/// any: by and by for those of all targets, protocols and families.
+/// Chooses for which of the `count` calls at `stage` of a case the kernel is read, if for any: over
+/// time, for calls of all targets, protocols and families.
 pub fn read_for(case: u16, stage: usize, count: usize) -> Option<usize> {
     let number = usize::from(case) + stage;
     (number.is_multiple_of(SHARE) && count > 0).then(|| number / SHARE % count)
 }
 
 impl Run<'_> {
-    /// Asks about the call of `probe`, which was seen to come out as promised: by the
-    /// caller's address, and by the word for such callers, where there is one. Some of the
-    /// callers are shut out where the Service is `ranged`.
+    /// Asks about the call of `probe`, whose result was as promised: with the caller's address, and
+    /// with the word for such callers, if there is one. If the Service is `ranged`, some callers
+    /// are excluded.
     ///
     /// # Errors
-    /// With the answer, where that says otherwise.
+    /// When the answer differs; the error has the answer.
     pub fn check_explanation(
         &self,
         probe: &Probe,
         ranged: bool,
         reading: Reading,
     ) -> Result<(), String> {
-        // Without rules service addresses are captured by routes.
+        // Without rules, routes capture service addresses.
         let local = self.column.mode == "userspace" && self.column.chain.is_none();
         let is_silent = matches!(
             probe.observation,
@@ -63,7 +63,7 @@ impl Run<'_> {
         let Some(word) = word(probe.caller) else {
             return Ok(());
         };
-        // Ranges let in some of those whom the word is for, as a rule.
+        // The word also covers callers that the ranges admit.
         let depends = ranged && probe.target == Target::LoadBalancer;
         let expected = Expected {
             or_depends: depends,
@@ -112,7 +112,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Returns whether all that is to be in the kernel was found there.
+    /// Returns whether everything that should be in the kernel was found there.
     fn is_without_differences(&self, probe: &Probe, explanation: &Value) -> bool {
         // Userspace mode serves no SCTP, which it shows as a difference.
         let is_unserved = probe.protocol == Protocol::Sctp && self.column.mode == "userspace";
@@ -130,35 +130,35 @@ impl Run<'_> {
     }
 }
 
-/// Returns the word for such callers, which are described by one.
+/// Returns the word for such callers, if there is one.
 fn word(caller: Caller) -> Option<&'static str> {
     match caller {
         Caller::Pod | Caller::Backend => Some("pod"),
         Caller::Node => Some("node"),
         Caller::OtherNode | Caller::Outside => Some("outside"),
-        // The word is for those of this node.
+        // The word stands for pods of this node.
         Caller::RemotePod => None,
     }
 }
 
-/// What is to be said.
+/// The expected answer.
 #[derive(Debug)]
 struct Expected {
-    /// The verdicts of which one is to be found.
+    /// The verdicts, one of which must be found.
     verdicts: Vec<&'static str>,
-    /// Address of each candidate, with its share where that is promised.
+    /// Address of each candidate, with its share if that is promised.
     candidates: Vec<(String, Option<f64>)>,
-    /// Or that it depends on the address of the caller.
+    /// Whether the answer may also be that it depends on the caller's address.
     or_depends: bool,
-    /// Or that IPVS forwards it to endpoints elsewhere, which do not answer through this node.
+    /// Whether IPVS may also forward it to endpoints elsewhere, which do not answer through this
+    /// node.
     or_falls_back: bool,
 }
 
 impl Expected {
-    /// Returns what is to be said of `probe`, where service addresses are captured by
-    /// routes if `local`.
+    /// Returns the expected answer for `probe`; with `local`, routes capture service addresses.
     fn of(probe: &Probe, local: bool) -> Expected {
-        // Ports of the node that no Service has are the node's own affair.
+        // Ports of the node that no Service has belong to the node.
         let at_node = !matches!(
             probe.target,
             Target::ClusterIp | Target::LoadBalancer | Target::ExternalIp

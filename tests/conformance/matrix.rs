@@ -9,7 +9,7 @@ use super::columns::{Column, columns};
 use super::differences::Why;
 use super::without;
 
-/// What the table says of a case in a column, as text; from the data alone.
+/// The cell of a case in a column, as text; derived from the data alone.
 pub fn cell(case: &Case, column: &Column) -> String {
     match case.obstacle(column) {
         Some(why) => format!("– {}", number(why)),
@@ -70,7 +70,7 @@ every column with the real program, in network namespaces; the same runs are par
 
 ";
 
-/// The document, with `cell` for its cells.
+/// Writes the document, with `cell` for its cells.
 pub fn document(cell: impl Fn(&Case, &Column) -> String) -> String {
     let mut text = String::from(HEAD);
     text.push_str("## Columns\n\n| column | kernel | flags |\n|---|---|---|\n");
@@ -105,25 +105,25 @@ pub fn document(cell: impl Fn(&Case, &Column) -> String) -> String {
     text
 }
 
-/// Where the document is.
+/// Path of the document.
 pub fn path() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/conformance.md")
 }
 
-/// Where the results of the latest run of that name are.
+/// Path of the results of the latest run of that name.
 pub fn results(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("conformance");
     std::fs::create_dir_all(&folder).expect("a folder for results");
     folder.join(format!("{}.tsv", name.replace(' ', "-")))
 }
 
-/// Keeps what was seen in a column: case and cell.
+/// Stores the results of a column: case and cell.
 pub fn keep_results(column: &Column, cells: &[(String, String)]) {
     let lines = cells.iter().map(|(case, cell)| format!("{case}\t{cell}\n"));
     std::fs::write(results(column.name), lines.collect::<String>()).expect("writing results");
 }
 
-/// Forgets earlier results.
+/// Removes earlier results.
 pub fn forget_results() {
     for column in columns() {
         let _ = std::fs::remove_file(results(column.name));
@@ -131,7 +131,7 @@ pub fn forget_results() {
     }
 }
 
-/// What was seen: the cell of a case in a column.
+/// Reads the cell of a case in a column from the results.
 pub fn seen(case: &Case, column: &Column) -> Option<String> {
     let text = std::fs::read_to_string(results(column.name)).ok()?;
     let mut lines = text.lines().filter_map(|line| line.split_once('\t'));

@@ -126,7 +126,7 @@ fn inside() {
     }
 }
 
-/// Runs a column on this kernel; cases and cells. What fails says why.
+/// Runs a column on this kernel; returns cases and cells. A failed cell has the reason.
 fn run_here(column: &Column) -> Vec<(String, String)> {
     let seen = run::run(column);
     let mut cells = Vec::new();
@@ -171,7 +171,7 @@ fn forget() {
     matrix::forget_results();
 }
 
-/// A test for each column with variants: what `--without` comes to.
+/// A test for each column with variants, that is with `--without`.
 macro_rules! without {
     ($($test:ident: $name:literal),+ $(,)?) => {
         $(
@@ -192,7 +192,7 @@ without! {
     guest_without_ipvs: "full ipvs",
 }
 
-/// One Tripod after another on a column's kernel, each without something.
+/// Runs one Tripod after another on a column's kernel, each without something.
 fn without_on(name: &str) {
     let column = columns::column(name);
     let conclude = |seen: Vec<(String, String)>| {
@@ -222,7 +222,7 @@ fn without_on(name: &str) {
         ];
         let start = Instant::now();
         let (mut seen, mut status) = (Vec::new(), Vec::new());
-        // All cases take a guest's life each, some of them less.
+        // With all cases, each takes the lifetime of a guest; with some, less.
         let words = without::words(column).collect::<Vec<_>>();
         let guests = if lab::acceptance() {
             words.chunks(1)
@@ -264,7 +264,7 @@ fn inside_without() {
     }
 }
 
-/// Writes the document from what was seen in the latest run of each column.
+/// Writes the document from the results of the latest run of each column.
 #[test]
 #[ignore = "part of `make conformance`"]
 fn write() {

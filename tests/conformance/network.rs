@@ -1,4 +1,4 @@
-//! Where the cases happen.
+//! The network of the cases.
 //!
 //! ```text
 //!                      wire 192.0.2.1, the router
@@ -9,8 +9,8 @@
 //!           10.244.0.9  .11  .12     10.244.1.13
 //! ```
 //!
-//! Pods hang on links of their own and not on a bridge: their answers to each
-//! other come through the node, as translation needs it.
+//! Pods have separate links and no bridge: answers between them pass the node, as translation
+//! requires.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
@@ -20,14 +20,14 @@ use super::case::Caller;
 use super::endpoints::{ALL, Pod};
 use crate::lab::{Backend, Group, Host, answer_in};
 
-/// The client pod's further addresses, for session affinity: as many as it
-/// takes for not all of them to meet the same endpoint by chance.
+/// Number of the client pod's additional addresses, for session affinity: enough that they do not
+/// all reach the same endpoint by chance.
 pub const CLIENTS: u8 = 14;
 
 pub struct Network {
     client: Host,
     backends: Vec<Backend>,
-    /// They answer in the nodes' own namespaces.
+    /// Backends in the nodes' own namespaces.
     _on_nodes: [Group; 2],
     outside: Host,
     other: Host,
@@ -46,14 +46,14 @@ impl Network {
             "outside",
             (Ipv4Addr::new(192, 0, 2, 20), v6("2001:db8::20")),
         );
-        // So that the router can say what it does not know, to pods too.
+        // Lets the router report unknown destinations to pods, too.
         wire.ip(&[
             "route add 10.244.0.0/24 via 192.0.2.10",
             "route add fd00:244::/64 via 2001:db8::10",
             "route add 10.244.1.0/24 via 192.0.2.30",
             "route add fd00:244:0:1::/64 via 2001:db8::30",
         ]);
-        // Never chosen as a source where the first one would do.
+        // Never chosen as a source if the first one would do.
         let (second_v4, second_v6) = NODE[1];
         node.ip(&[
             &format!("addr add {second_v4}/24 dev eth0"),
@@ -61,7 +61,7 @@ impl Network {
             "route add 10.244.1.0/24 via 192.0.2.30",
             "route add fd00:244:0:1::/64 via 2001:db8::30",
         ]);
-        // Others would follow them past the node.
+        // Otherwise hosts would follow redirects past the node.
         node.enter(|| {
             let file = "/proc/sys/net/ipv4/conf/all/send_redirects";
             std::fs::write(file, "0").expect("no redirects");
@@ -110,7 +110,7 @@ impl Network {
         }
     }
 
-    /// Puts `content` in the place of everything there was, in one step.
+    /// Replaces all objects by `content`, in one step.
     pub fn publish(&self, content: &str) {
         write_aside(&self.manifests, "objects.json", content);
     }
@@ -122,7 +122,7 @@ fn write_aside(folder: &Path, file: &str, content: &str) {
     std::fs::rename(&aside, folder.join(file)).expect("renaming a manifest");
 }
 
-/// The wire: a bridge, and the router that knows no host beyond it.
+/// The wire: a bridge, and the router that knows no hosts beyond it.
 fn router() -> Host {
     let wire = Host::new("wire", Ipv4Addr::new(192, 0, 2, 1), v6("2001:db8::1"));
     wire.ip(&[
@@ -195,7 +195,7 @@ fn v6(text: &str) -> Ipv6Addr {
     text.parse().expect("an address")
 }
 
-/// A host on the wire, with the router as its way out.
+/// A host on the wire, with the router as its gateway.
 fn machine(wire: &Host, name: &str, (v4, v6): (Ipv4Addr, Ipv6Addr)) -> Host {
     let host = Host::new(name, v4, v6);
     wire.ip(&[
@@ -212,7 +212,7 @@ fn machine(wire: &Host, name: &str, (v4, v6): (Ipv4Addr, Ipv6Addr)) -> Host {
     host
 }
 
-/// A pod on a link of its own, with its node as the way out.
+/// A pod on a separate link, with its node as the gateway.
 fn pod(node: &Host, name: &str, (v4, v6): (Ipv4Addr, Ipv6Addr)) -> Host {
     let host = Host::new(name, v4, v6);
     let [gateway, _] = node.addresses;

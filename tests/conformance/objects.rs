@@ -10,13 +10,13 @@ use super::addresses::{
 use super::case::{Family, Target};
 use super::endpoints::{Endpoint, Pod, ready};
 
-/// Ends the name of a Service that has the second port alone.
+/// Suffix of the name of a Service that has only the second port.
 const MORE: &str = "-more";
 
-/// Ends the name of a Service that has addresses of another.
+/// Suffix of the name of a Service that has addresses of another.
 const RIVAL: &str = "-rival";
 
-/// Which addresses a rival has in common.
+/// The addresses that a rival has in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contested {
     /// External IPs, as its own.
@@ -47,7 +47,7 @@ struct Slice {
     annotations: Map<String, Value>,
 }
 
-/// A Service whose name and addresses follow from the number of its case.
+/// A Service whose name and addresses are derived from the number of its case.
 #[derive(Clone, Debug)]
 pub struct Service {
     families: Vec<Family>,
@@ -58,23 +58,23 @@ pub struct Service {
     ip_mode: Option<&'static str>,
     sctp: bool,
     second_port: bool,
-    /// The second port is a Service of its own.
+    /// Whether the second port is a separate Service.
     own_slices: bool,
-    /// Each of the two ports has the other one's number.
+    /// Whether each of the two ports has the other one's number.
     exchanged: bool,
-    /// The protocol that its ports do without.
+    /// The protocol that its ports lack.
     without: Option<&'static str>,
-    /// Whose addresses the balancer has.
+    /// The addresses of the balancer.
     balancer: Target,
     /// Endpoints of another Service that has some of its addresses.
     rival: Vec<Endpoint>,
     /// The addresses that both Services have.
     contested: Contested,
-    /// When it was made.
+    /// Year of creation.
     created: Option<u16>,
-    /// When the other one was made.
+    /// Year of creation of the other Service.
     rival_created: Option<u16>,
-    /// Only that other one is there.
+    /// Whether only the other Service exists.
     gone: bool,
     /// The end of its name.
     suffix: &'static str,
@@ -113,39 +113,39 @@ pub fn cluster_ip(pods: impl IntoIterator<Item = Pod>) -> Service {
     .on(pods)
 }
 
-/// As [`cluster_ip`], with a node port.
+/// Like [`cluster_ip`], with a node port.
 pub fn node_port(pods: impl IntoIterator<Item = Pod>) -> Service {
     cluster_ip(pods).becomes("NodePort")
 }
 
-/// As [`node_port`], with load-balancer IPs.
+/// Like [`node_port`], with load-balancer IPs.
 pub fn load_balancer(pods: impl IntoIterator<Item = Pod>) -> Service {
     cluster_ip(pods).becomes("LoadBalancer")
 }
 
-/// As [`cluster_ip`], with external IPs.
+/// Like [`cluster_ip`], with external IPs.
 pub fn external_ip(pods: impl IntoIterator<Item = Pod>) -> Service {
     cluster_ip(pods).with_external_ip()
 }
 
-/// Every way in at once.
+/// A Service with every kind of address.
 pub fn everywhere(pods: impl IntoIterator<Item = Pod>) -> Service {
     load_balancer(pods).with_external_ip()
 }
 
 impl Service {
-    /// With these ready endpoints, in one slice of each family.
+    /// Sets these ready endpoints, in one slice of each family.
     pub fn on(self, pods: impl IntoIterator<Item = Pod>) -> Service {
         self.with(pods.into_iter().map(ready))
     }
 
-    /// With these endpoints, in one slice of each family.
+    /// Sets these endpoints, in one slice of each family.
     pub fn with(mut self, endpoints: impl IntoIterator<Item = Endpoint>) -> Service {
         self.slices.clear();
         self.and_slice(endpoints)
     }
 
-    /// With these endpoints in a further slice.
+    /// Adds these endpoints in another slice.
     pub fn and_slice(mut self, endpoints: impl IntoIterator<Item = Endpoint>) -> Service {
         self.slices.push(Slice {
             endpoints: endpoints.into_iter().collect(),
@@ -156,13 +156,13 @@ impl Service {
         self
     }
 
-    /// The latest slice's endpoints listen elsewhere.
+    /// Lets the latest slice's endpoints listen at another port.
     pub fn at_target(mut self, port: u16) -> Service {
         self.latest().target = port;
         self
     }
 
-    /// The latest slice says `tripod.proxy/weight`.
+    /// Sets `tripod.proxy/weight` of the latest slice.
     pub fn weighing(mut self, weight: u32) -> Service {
         let annotations = &mut self.latest().annotations;
         annotations.insert("tripod.proxy/weight".into(), weight.to_string().into());
@@ -209,62 +209,61 @@ impl Service {
         self
     }
 
-    /// The second port belongs to a Service of its own at the same external and
-    /// load-balancer IPs.
+    /// Moves the second port to a separate Service at the same external and load-balancer IPs.
     pub fn with_second_port_in_slices_of_its_own(mut self) -> Service {
         self.own_slices = true;
         self.with_second_port()
     }
 
-    /// Each of the two ports takes the other one's number and node port.
+    /// Exchanges the numbers and node ports of the two ports.
     pub fn exchange_ports(mut self) -> Service {
         self.exchanged = !self.exchanged;
         self
     }
 
-    /// Its ports are of all protocols but this one.
+    /// Gives it ports of all protocols except this one.
     pub fn without(mut self, protocol: &'static str) -> Service {
         self.without = Some(protocol);
         self
     }
 
-    /// Its load balancer has these addresses of its, or of the node.
+    /// Sets the addresses of its load balancer, to its own or the node's.
     pub fn balanced_at(mut self, addresses: Target) -> Service {
         self.balancer = addresses;
         self
     }
 
-    /// It is another object that has the addresses and ports of this one.
+    /// Makes it another object with the addresses and ports of this one.
     pub fn under_another_name(mut self) -> Service {
         self.suffix = "-successor";
         self
     }
 
-    /// Another Service has the same external IPs and ports, and these endpoints.
+    /// Adds another Service with the same external IPs and ports, and these endpoints.
     pub fn with_rival_on(mut self, pods: impl IntoIterator<Item = Pod>) -> Service {
         self.rival = pods.into_iter().map(ready).collect();
         self
     }
 
-    /// What that other Service has in common, if not the external IPs.
+    /// Sets the addresses that the other Service has in common, if not the external IPs.
     pub fn contested(mut self, contested: Contested) -> Service {
         self.contested = contested;
         self
     }
 
-    /// In which years the Service and the other one were made.
+    /// Sets the years in which the Service and the other one were created.
     pub fn made_in(mut self, year: u16, rival: u16) -> Service {
         (self.created, self.rival_created) = (Some(year), Some(rival));
         self
     }
 
-    /// It is deleted, and the other one stays.
+    /// Deletes it, and keeps the other one.
     pub fn yields_to_its_rival(mut self) -> Service {
         self.gone = true;
         self
     }
 
-    /// The latest slice has this label.
+    /// Adds this label to the latest slice.
     pub fn slice_labelled(mut self, key: &str) -> Service {
         self.latest().labels.insert(key.into(), "".into());
         self
@@ -282,7 +281,7 @@ impl Service {
         self
     }
 
-    /// Dual-stack, but with endpoints of one family.
+    /// Gives a dual-stack Service endpoints of only one family.
     pub fn endpoints_of(mut self, family: Family) -> Service {
         self.slice_families = vec![family];
         self
@@ -341,7 +340,7 @@ impl Service {
         self
     }
 
-    /// As items of a List.
+    /// The items of a List.
     pub fn manifests(&self, number: u16) -> Vec<Value> {
         let mut items = if self.gone {
             Vec::new()

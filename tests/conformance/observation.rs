@@ -1,4 +1,4 @@
-//! What a caller may see, and whether it did.
+//! Results that a caller may see, and their judgement.
 
 use std::net::IpAddr;
 
@@ -6,32 +6,32 @@ use super::addresses::TARGET;
 use super::columns::Kernel;
 use super::endpoints::Pod;
 
-/// What a caller sees.
+/// The result that a caller sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Observation {
     Answered(Answered),
     /// Refused at once: nothing listens there.
     Refused,
-    /// No word at all.
+    /// No answer at all.
     Silent,
-    /// The packet went on to where it would go without a Service: the router,
-    /// which knows no such host.
+    /// The packet continued to where it would go without a Service: the router, which does not know
+    /// such a host.
     Unserved,
     /// No endpoint answers: silence, or [`Observation::Unserved`].
     Unreached,
-    /// The caller's own kernel does not let it go out (EPERM).
+    /// The caller's own kernel does not let it out (EPERM).
     Stopped,
     /// One of these two.
     StoppedOrRefused,
     /// One of these two.
     SilentOrRefused,
-    /// The health-check node port counts so many local endpoints.
+    /// The health-check node port reports this number of local endpoints.
     Healthy(u64),
-    /// The health-check node port says that there is no local endpoint.
+    /// The health-check node port reports that there is no local endpoint.
     Unhealthy,
 }
 
-/// Who answers, and what they see of the caller.
+/// The endpoints that answer, and the client address that they see.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answered {
     pub by: Vec<(Pod, u32)>,
@@ -51,15 +51,14 @@ pub enum How {
     Shares,
     /// A client stays with one of them; not all clients with the same.
     Sticky,
-    /// A client may be elsewhere after it was silent for more than a second.
+    /// A client may reach another one after it was silent for more than a second.
     StickyForASecond,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     Any,
-    /// The caller's own address; except that a caller who is sent to itself
-    /// must meet another one there.
+    /// The caller's own address; but a caller that is sent to itself must see another one.
     Kept,
     /// An address of the node.
     Node,
@@ -88,7 +87,7 @@ pub fn equal_shares(pods: impl IntoIterator<Item = Pod>) -> Observation {
     answered(alike(pods), How::Shares)
 }
 
-/// Each of these has a share as large as its number.
+/// Each of these has a share in proportion to its number.
 pub fn shares(pods: impl IntoIterator<Item = (Pod, u32)>) -> Observation {
     answered(pods.into_iter().collect(), How::Shares)
 }
@@ -98,7 +97,7 @@ pub fn sticky(pods: impl IntoIterator<Item = Pod>) -> Observation {
     answered(alike(pods), How::Sticky)
 }
 
-/// As [`sticky`], but for a second of silence only.
+/// Like [`sticky`], but only for a second of silence.
 pub fn sticky_for_a_second(pods: impl IntoIterator<Item = Pod>) -> Observation {
     answered(alike(pods), How::StickyForASecond)
 }
@@ -111,7 +110,7 @@ impl Observation {
         self
     }
 
-    /// They are reached at this port instead of the usual one.
+    /// Sets the port at which they are reached, if it is not the usual one.
     pub fn at(mut self, port: u16) -> Observation {
         if let Observation::Answered(answered) = &mut self {
             answered.port = port;
@@ -130,7 +129,7 @@ impl Observation {
     }
 }
 
-/// What came of one call.
+/// The result of one call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Answer(Answer),
@@ -149,15 +148,15 @@ pub enum Outcome {
 pub struct Answer {
     /// Name of the pod.
     pub by: String,
-    /// The caller's address as the endpoint sees it.
+    /// The caller's address as seen by the endpoint.
     pub seen: IpAddr,
-    /// The caller's address as it sees it itself.
+    /// The caller's address as seen by itself.
     pub caller: IpAddr,
-    /// The port that the endpoint was reached at.
+    /// The port at which the endpoint was reached.
     pub port: u16,
 }
 
-/// How many calls of one kind it takes, at least and at most.
+/// Minimum and maximum number of calls of one kind.
 pub fn calls(observation: &Observation, kernel: Kernel) -> (usize, usize) {
     match observation {
         Observation::Answered(Answered { by, how, .. }) => match how {
@@ -166,8 +165,8 @@ pub fn calls(observation: &Observation, kernel: Kernel) -> (usize, usize) {
             How::Some => (3, 3),
             // Enough for `far_off` to tell 3:1 from 1:1 ...
             How::Shares if by.iter().any(|(_, share)| *share != by[0].1) => (300, 300),
-            // ... and thirds from what is left of thirds, which the machine's own kernel tells:
-            // a call in a guest takes much longer.
+            // ... and thirds from nearly thirds, which only the machine's own kernel has to show: a
+            // call in a guest takes much longer.
             How::Shares if kernel == Kernel::Host => (1_200, 1_200),
             How::Shares => (300, 300),
             How::Sticky | How::StickyForASecond => (3, 3),
@@ -176,11 +175,11 @@ pub fn calls(observation: &Observation, kernel: Kernel) -> (usize, usize) {
     }
 }
 
-/// Standard deviations that a share may be off: more happens once in a million.
+/// Number of standard deviations by which a share may differ: more happens once in a million.
 const FAR_OFF: f64 = 5.0;
 
-/// Whether these outcomes are what `observation` says. `node` are the node's
-/// addresses, `caller` the name of the caller.
+/// Judges whether these outcomes match `observation`. `node` are the node's addresses, `caller` the
+/// name of the caller.
 pub fn judge(
     observation: &Observation,
     outcomes: &[Outcome],
@@ -245,7 +244,7 @@ pub fn judge(
     }
 }
 
-/// Whether every expected endpoint was met, so that more calls tell nothing.
+/// Whether every expected endpoint was reached, so that more calls are useless.
 pub fn all_met(observation: &Observation, outcomes: &[Outcome]) -> bool {
     let Observation::Answered(expected) = observation else {
         return true;

@@ -1,4 +1,4 @@
-//! One caller at one address: calling as often as it takes to tell.
+//! One caller at one address: calls as often as needed for a judgement.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -15,10 +15,10 @@ use super::observation::{self, Answered, How, Observation, Outcome};
 use super::run::Run;
 use super::stray;
 
-/// Sockets that are kept from stage to stage.
+/// Sockets that stay open from stage to stage.
 pub type Open = HashMap<(Caller, SocketAddr, Protocol), Client>;
 
-/// A caller, a socket address and what is seen there.
+/// A caller, a socket address and the expected result.
 pub struct Probe {
     pub caller: Caller,
     pub to: SocketAddr,
@@ -31,7 +31,7 @@ pub struct Probe {
 }
 
 impl Run<'_> {
-    /// What an expectation of case `number` is made of.
+    /// Splits an expectation of case `number` into probes.
     pub fn probes(&self, expectation: &Expectation, number: u16) -> Vec<Probe> {
         let mut probes = Vec::new();
         for caller in &expectation.callers {
@@ -58,7 +58,7 @@ impl Run<'_> {
         probes
     }
 
-    /// Calls as often as it takes to tell.
+    /// Calls as often as needed for a judgement.
     pub fn attempt(&self, probe: &Probe, open: &mut Open) -> Result<(), String> {
         let patience = match probe.observation {
             Observation::Silent | Observation::SilentOrRefused => self.patience.silence,
@@ -92,7 +92,7 @@ impl Run<'_> {
                 {
                     return vec![Outcome::Odd(format!("no stray packet: {error}"))];
                 }
-                // What the packet brings about may come after the first answer.
+                // Effects of the packet may come after the first answer.
                 let answers = if probe.stray { 3 } else { 1 };
                 return (0..answers).map(|_| client.ask(probe.large)).collect();
             }
@@ -111,7 +111,7 @@ impl Run<'_> {
         self.judge(probe, &outcomes)
     }
 
-    /// Has pod `a` send a packet of this connection that is far off its window.
+    /// Has pod `a` send a packet of this connection that is far outside its window.
     fn send_stray(&self, client: &Client, probe: &Probe) -> io::Result<()> {
         let stream = client.stream().ok_or(io::ErrorKind::Unsupported)?;
         let numbers = stray::numbers(stream)?;
@@ -125,9 +125,8 @@ impl Run<'_> {
         self.enter(Caller::Backend, || stray::send(from, to, numbers))
     }
 
-    /// The address to call from, where it matters: the router tells each
-    /// address only once a second what it does not know (`ip_error` in
-    /// net/ipv4/route.c; no namespace can change that).
+    /// The source address, if it matters: the router reports unknown destinations to each address
+    /// only once a second (`ip_error` in net/ipv4/route.c; no namespace can change that).
     fn source(&self, probe: &Probe) -> Option<IpAddr> {
         if probe.caller != Caller::Pod || probe.observation != Observation::Unserved {
             return None;
@@ -143,7 +142,7 @@ impl Run<'_> {
         })
     }
 
-    /// Every client at an endpoint of its own.
+    /// Checks that every client stays at its endpoint.
     fn stickiness(
         &self,
         probe: &Probe,
@@ -185,7 +184,7 @@ impl Run<'_> {
                 Ok(())
             };
         }
-        // The silence is what is tested; it is no wait for anything else.
+        // The silence is what is tested; it is not a wait for anything else.
         std::thread::sleep(Duration::from_millis(2_100));
         if round()? == pins {
             Err("every client is where it was".into())

@@ -1,9 +1,8 @@
 //! Runs the cases of one column: one network, one Tripod for each set of flags.
 //!
-//! All cases go side by side through their stages, so that each stage takes one
-//! sync and not one a case: what the objects of all cases then are is published
-//! in one step, with a Service that is new, the *barrier*. Once that
-//! can be called, what each case promises has to come true, soon.
+//! All cases go through their stages side by side, so that each stage takes one sync and not one
+//! per case: the objects of all cases are published in one step, with a new Service, the *barrier*.
+//! Once that can be called, the promises of each case must come true, soon.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,31 +25,31 @@ use super::probe::{Open, Probe};
 use super::unprivileged;
 use crate::lab::{Tripod, eventually, get, tripod_binary};
 
-/// What came of a case: nothing, or everything that was not as promised.
+/// The result of a case: nothing, or everything that was not as promised.
 pub type Verdict = Vec<String>;
 
-/// Names cases to run alone, by a part of their names.
+/// Names the cases to run, by a part of their names.
 const ONLY: &str = "TRIPOD_CONFORMANCE_CASE";
 
 /// Numbers of barriers begin above those of cases.
 const FIRST_BARRIER: u16 = 200;
 
-/// A case that takes longer than that is named in the output.
+/// A case that takes longer than this is named in the output.
 const SLOW: Duration = Duration::from_secs(3);
 
-/// How long things may take on a kernel.
+/// Time limits for a kernel.
 #[derive(Clone, Copy)]
 pub struct Patience {
     /// How long to wait for an answer.
     pub answer: Duration,
-    /// How long nothing answers, to be called silent.
+    /// How long there must be no answer to count as silence.
     pub silence: Duration,
-    /// How long a promise may take to come true once the barrier stands.
+    /// How long a promise may take to come true after the barrier is served.
     promise: Duration,
     /// How long to wait for the barrier.
     barrier: Duration,
-    /// Cases that are called at the same time; most wait: for silence, or for a second SYN
-    /// (`tcp_v6_err` leaves a refusal that comes within connect(2) to that).
+    /// Number of cases that are called at the same time; most wait: for silence, or for a second
+    /// SYN (`tcp_v6_err` leaves a refusal that arrives during connect(2) to that).
     workers: usize,
 }
 
@@ -76,7 +75,7 @@ impl Patience {
     }
 }
 
-/// One case on its way.
+/// A running case.
 struct Going {
     number: u16,
     case: Case,
@@ -90,8 +89,8 @@ pub fn run(column: &Column) -> Vec<(&'static str, Verdict)> {
     run_in(&Network::new(), column, |case| case.name.contains(&only))
 }
 
-/// Runs those of the `chosen` cases that `column` can run, in a network in which
-/// nothing is left of an earlier run.
+/// Runs those of the `chosen` cases that `column` can run, in a network without leftovers of an
+/// earlier run.
 pub fn run_in(
     network: &Network,
     column: &Column,
@@ -187,8 +186,7 @@ impl Run<'_> {
         self.check_rules(flags == Flags::Usual && going.len() > 60);
     }
 
-    /// Publishes all cases as they are at `stage`, and a new barrier, whose
-    /// number it hands back.
+    /// Publishes all cases in their state at `stage`, and a new barrier, whose number it returns.
     fn publish(&mut self, going: &[Going], stage: usize) -> u16 {
         let barrier = self.barriers;
         self.barriers += 1;
@@ -248,7 +246,7 @@ impl Run<'_> {
         self.network.host(caller).enter(body)
     }
 
-    /// The kernel holds what it is to hold.
+    /// Checks that the kernel has the desired state.
     fn check_kernel(&self) {
         let address = ([127, 0, 0, 1], 10249).into();
         let patience = self.patience.barrier;
@@ -258,7 +256,7 @@ impl Run<'_> {
             let (_, body) = answer.split_once("\r\n\r\n").unwrap_or_default();
             let diff: Value = serde_json::from_str(body).map_err(|error| error.to_string())?;
             let families = diff["families"].as_array().map(Vec::as_slice);
-            // In userspace mode ports of SCTP are not served, which is a difference.
+            // In userspace mode ports of SCTP are not served, which is reported as a difference.
             let fine = |difference: &Value| difference["protocol"] == "SCTP";
             let same = |family: &Value| {
                 let items = family["differences"]["items"].as_array();
@@ -271,14 +269,14 @@ impl Run<'_> {
         });
     }
 
-    /// The iptables backend of this column was used, and no other.
+    /// Checks that the iptables backend of this column was used, and no other.
     fn check_backend(&self) {
         let Some(chain) = self.column.chain else {
             return;
         };
         for tools in [Tools::Nft, Tools::Legacy] {
             let expected = tools == self.column.tools;
-            // nf_tables cannot be asked in the guest.
+            // nf_tables cannot be queried in the guest.
             if self.column.kernel != Kernel::Host && !expected {
                 continue;
             }
@@ -292,7 +290,7 @@ impl Run<'_> {
         }
     }
 
-    /// Checks what each case promises for `stage`.
+    /// Checks the promises of each case for `stage`.
     fn stage(&self, going: &mut [Going], stage: usize) {
         let deadline = Instant::now() + self.patience.promise;
         let next = AtomicUsize::new(0);
@@ -314,7 +312,7 @@ impl Run<'_> {
             return;
         };
         let start = Instant::now();
-        // Who is probed late still has a second chance.
+        // A case that is probed late still has a second chance.
         let deadline = deadline.max(start + self.patience.promise / 2);
         let probes: Vec<Probe> = now
             .expectations
@@ -334,14 +332,14 @@ impl Run<'_> {
                 std::thread::sleep(Duration::from_millis(50));
                 seen = self.attempt(&probe, &mut going.open);
             }
-            // A connection that is open goes on as it began.
+            // An open connection continues as it began.
             if seen.is_ok() && !probe.one_socket {
                 let reading = match read_for {
                     Some(chosen) if chosen == at => Reading::Kernel,
                     _ => Reading::ServicesAlone,
                 };
                 seen = self.check_explanation(&probe, ranged, reading);
-                // Rules may still be written, of this Service or of others.
+                // Rules of this Service or of others may still be written.
                 while reading == Reading::Kernel && seen.is_err() && Instant::now() < deadline {
                     std::thread::sleep(Duration::from_millis(50));
                     seen = self.check_explanation(&probe, ranged, reading);
@@ -381,7 +379,7 @@ fn node() -> Value {
     })
 }
 
-/// Makes a folder in which iptables is what `tools` says.
+/// Makes a folder with the iptables programs that `tools` names.
 fn tools(tools: Tools) -> String {
     let folder = "/run/tools";
     let _ = std::fs::remove_dir_all(folder);

@@ -1,9 +1,8 @@
-//! A packet of a connection that is far off its window.
+//! A packet of a connection that is far outside its window.
 //!
-//! Connection tracking finds it invalid and does not translate it. Should it get
-//! to the client like that, it comes from an address that the client never
-//! called: the client's answer, a reset, is then one that the endpoint believes
-//! (kubernetes #74839).
+//! Connection tracking considers it invalid and does not translate it. If it got to the client like
+//! that, it would come from an address that the client never called: the client would answer with a
+//! reset, which the endpoint would accept (kubernetes #74839).
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -40,8 +39,8 @@ const FAR: u32 = 1 << 30;
 const ACK_AND_PSH: u8 = 0x18;
 const HEADER: usize = 20;
 
-/// The packet's two numbers: its own place, and what it acknowledges, which is
-/// all that the client sent.
+/// The two numbers of the packet: its own position, and its acknowledgement of all that the client
+/// sent.
 pub fn numbers(client: &TcpStream) -> io::Result<(u32, u32)> {
     setsockopt(client, Repair, &1)?;
     let place = |queue| {
@@ -74,7 +73,7 @@ pub fn send(from: SocketAddr, to: SocketAddr, (own, acknowledged): (u32, u32)) -
     Ok(())
 }
 
-/// Of RFC 9293 section 3.1, and RFC 8200 section 8.1.
+/// The checksum of RFC 9293 section 3.1, and RFC 8200 section 8.1.
 fn checksum(from: IpAddr, to: IpAddr, segment: &[u8]) -> u16 {
     let mut covered = Vec::new();
     for ip in [from, to] {

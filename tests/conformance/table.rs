@@ -1,4 +1,4 @@
-//! The table itself: that it says what it should, without running it.
+//! Checks the table itself, without running it.
 
 use std::collections::HashSet;
 
@@ -89,7 +89,7 @@ fn cases_say_what_can_be_seen() {
     }
 }
 
-/// A difference that says what is seen anyway explains nothing.
+/// A difference with the same result as without it explains nothing.
 #[test]
 fn differences_differ() {
     for Numbered { case, .. } in numbered() {

@@ -1,5 +1,5 @@
-//! The table is run by a Tripod that is not root: it has the capabilities of
-//! docs/security.md and no others, and can get none.
+//! The table is run by a Tripod that is not root: it has the capabilities of docs/security.md and
+//! no others, and can gain none.
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path, process::Command};
 
@@ -16,7 +16,7 @@ const NET_BIND_SERVICE: Capability = ("net_bind_service", 10);
 const NET_ADMIN: Capability = ("net_admin", 12);
 const NET_RAW: Capability = ("net_raw", 13);
 
-/// Returns what a mode needs.
+/// Returns the capabilities that a mode needs.
 fn capabilities(column: &Column) -> Vec<Capability> {
     let mut needed = vec![NET_ADMIN];
     if column.tools == Tools::Legacy && column.writes_with_iptables() {
@@ -28,14 +28,14 @@ fn capabilities(column: &Column) -> Vec<Capability> {
     needed
 }
 
-/// Returns whether there is such a user here: an ordinary user's namespace has one alone
+/// Returns whether there is such a user here: an ordinary user's namespace has only one
 /// (`user_namespaces(7)`).
 fn is_possible() -> bool {
     let map = fs::read_to_string("/proc/self/uid_map").expect("a map of users");
     map.split_whitespace().nth(2) == Some("4294967295")
 }
 
-/// Does what root does beforehand.
+/// Makes the preparations that take root.
 pub fn prepare() {
     if !is_possible() {
         return skip(format!(
@@ -43,7 +43,7 @@ pub fn prepare() {
              run, but by a Tripod that is root there"
         ));
     }
-    // As on a node; the test's has the mode of /tmp.
+    // As on a node; the test's folder has the mode of /tmp.
     fs::set_permissions("/run", fs::Permissions::from_mode(0o755)).expect("the mode of /run");
     fs::create_dir_all("/run/tripod").expect("a folder");
     let lock = Path::new("/run/xtables.lock");
@@ -53,8 +53,8 @@ pub fn prepare() {
     }
 }
 
-/// Has `command`, which Tripod's path and flags are added to, start it with what the mode of
-/// `column` needs.
+/// Has `command`, to which Tripod's path and flags are added, start it with the needs of the mode
+/// of `column`.
 pub fn confine(command: &mut Command, column: &Column) {
     if !is_possible() {
         command.arg("--");
@@ -73,7 +73,7 @@ pub fn confine(command: &mut Command, column: &Column) {
         .arg("--");
 }
 
-/// Checks that each thread of the process `pid` has what was listed, and no more.
+/// Checks that each thread of the process `pid` has the listed capabilities, and no others.
 pub fn check(pid: u32, column: &Column) {
     if !is_possible() {
         return;

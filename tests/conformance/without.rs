@@ -1,6 +1,5 @@
-//! Something of the kernel left out of the probe's view (`--without`), on a
-//! kernel that has it: what adapts goes on as the table says, what cannot falls
-//! back with words that help.
+//! Features of the kernel are hidden from the probe (`--without`), on a kernel that has them: a
+//! mode that can adapt works as the table says; one that cannot falls back with a helpful message.
 
 mod check;
 mod things;
@@ -16,30 +15,30 @@ use super::differences::Why;
 use super::{cases, matrix};
 use crate::lab;
 
-/// What becomes of a column without it.
+/// The effect on a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Then {
-    /// The mode gets along; the table says what is lost.
+    /// The mode works; the table lists the losses.
     Adapts,
-    /// The mode gets along by another way, and says so.
+    /// The mode works in another way, and says so.
     OtherWay(&'static str),
     /// Another mode runs.
     FallsBack(&'static str),
 }
 
-/// A column without something.
+/// A column without a feature.
 #[derive(Debug)]
 pub struct Variant {
     pub thing: &'static Thing,
     pub column: &'static Column,
     then: Then,
-    /// It is run every day; if not, with all of them only.
+    /// Whether it is run every day, and not only when all are.
     everyday: bool,
 }
 
 const LOCAL: &str = "local capture";
 
-/// Per column: the word, what becomes of it, and whether that is run every day.
+/// For a column: the word, the effect, and whether that is run every day.
 type Row = (&'static str, Then, bool);
 
 const IPTABLES: &[Row] = &[
@@ -101,8 +100,8 @@ const NFTABLES: &[Row] = &[
     ("nft-counters", Then::Adapts, false),
 ];
 
-/// Cases that every variant runs, by parts of their names; those that fall back
-/// run the first alone.
+/// Cases that every variant runs, by parts of their names; variants that fall back run only the
+/// first.
 const BASE: [&str; 4] = [
     "A pod reaches every endpoint and keeps",
     "Hairpin: the only endpoint",
@@ -110,7 +109,7 @@ const BASE: [&str; 4] = [
     "The same port number over TCP and UDP",
 ];
 
-/// Names words to leave out alone, with commas; or `all`.
+/// Names the words to test, separated by commas; or `all`.
 pub const ONLY: &str = "TRIPOD_CONFORMANCE_WITHOUT";
 
 pub fn variants() -> impl Iterator<Item = Variant> {
@@ -133,12 +132,12 @@ pub fn variants() -> impl Iterator<Item = Variant> {
     })
 }
 
-/// The columns that variants run as.
+/// The columns of the variants.
 pub fn columns() -> impl Iterator<Item = Column> {
     variants().map(|variant| variant.as_column())
 }
 
-/// Words to run without in `column` today.
+/// Words to leave out in `column` today.
 pub fn words(column: &Column) -> impl Iterator<Item = &'static str> {
     let only = std::env::var(ONLY).unwrap_or_default();
     let today = move |variant: &Variant| match &*only {
@@ -155,12 +154,12 @@ pub fn words(column: &Column) -> impl Iterator<Item = &'static str> {
 }
 
 impl Variant {
-    /// The column as it is without the thing.
+    /// The column without the feature.
     fn as_column(&self) -> Column {
         let mut column = Column {
             without: Some(self.thing.word),
             flags: match self.column.asked {
-                // Redirect capture that is asked for by name has no other way.
+                // Redirect capture that is requested by name has no alternative.
                 "userspace" => &["--userspace-capture=auto"],
                 "nftables" => self.column.flags,
                 _ => &["--ipvs-min-sync-period=0s", "--iptables-min-sync-period=0s"],
@@ -197,7 +196,7 @@ impl Variant {
             .any(|part| case.name.contains(part))
     }
 
-    /// What shows without the thing that does not show in the column.
+    /// The differences that show without the feature but not in the column.
     pub fn losses(&self) -> Vec<Why> {
         let usual = Column {
             without: None,
@@ -217,7 +216,7 @@ impl Variant {
         losses
     }
 
-    /// What the document says of it.
+    /// The cell in the document.
     pub fn cell(&self) -> String {
         let mut cell = match self.then {
             Then::Adapts => "✓".to_owned(),
@@ -237,7 +236,7 @@ pub fn file(column: &Column) -> String {
     format!("{} without", column.name)
 }
 
-/// Keeps what was seen: word and cell. What was not run today stays.
+/// Stores the results: word and cell. Words that were not run today stay unchanged.
 pub fn keep_results(column: &Column, cells: &[(String, String)]) {
     let path = matrix::results(&file(column));
     let earlier = std::fs::read_to_string(&path).unwrap_or_default();
@@ -250,7 +249,7 @@ pub fn keep_results(column: &Column, cells: &[(String, String)]) {
     std::fs::write(path, kept.chain(lines).collect::<String>()).expect("writing results");
 }
 
-/// The cell of a variant in its latest run.
+/// Reads the cell of a variant from its latest run.
 pub fn seen(variant: &Variant) -> Option<String> {
     let text = std::fs::read_to_string(matrix::results(&file(variant.column))).ok()?;
     let mut lines = text.lines().filter_map(|line| line.split_once('\t'));
@@ -276,7 +275,7 @@ cases are run.
 
 ";
 
-/// The part of the document, with `cell` for its cells.
+/// Writes the part of the document, with `cell` for its cells.
 pub fn section(cell: impl Fn(&Variant) -> String) -> String {
     let mut text = String::from(HEAD);
     let mut heads: Vec<_> = variants().map(|variant| variant.column.name).collect();

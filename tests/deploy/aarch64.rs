@@ -1,4 +1,4 @@
-//! The binary for aarch64 runs, as far as an emulator can show.
+//! The binary for aarch64 runs, as far as an emulator can show that.
 
 use std::{path::PathBuf, process::Command};
 
@@ -44,7 +44,7 @@ fn it_says_its_version_and_architecture() {
     assert!(version.contains("linux/aarch64"), "{version}");
 }
 
-/// The words of the rules; the order of a set's elements does not count.
+/// The words of the rules, without the order of a set's elements.
 fn words(rules: &str) -> Vec<&str> {
     let mut words: Vec<&str> = rules.split([' ', ',', '\n']).collect();
     words.sort_unstable();
@@ -74,7 +74,7 @@ fn it_renders_the_same_rules() {
     }
 }
 
-/// The emulator does not know all of netlink, so that much is missing there.
+/// The emulator does not support all of netlink, so many abilities are missing.
 #[test]
 fn it_finds_out_what_it_can_do() {
     let Some(table) = emulated(&["probe"]) else {

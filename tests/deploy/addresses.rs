@@ -1,10 +1,10 @@
-//! Addresses in the configuration that the Helm chart makes, and what follows from them.
+//! Addresses in the configuration of the Helm chart, and their effects.
 
 use serde_json::json;
 
 use super::chart::{NEW_CLUSTER, proxy, refusal, rendered};
 
-/// Probes ask where the configuration that the chart makes has `/healthz`.
+/// Probes use the address of `/healthz` in the configuration of the chart.
 #[test]
 fn probes_follow_the_configuration() {
     for (address, expected) in [

@@ -1,6 +1,5 @@
-//! The static binary needs nothing beside itself: it serves from a root
-//! directory in which there is the binary and a folder of manifests, no
-//! library, no /proc, no iptables.
+//! The static binary needs no other file: it serves from a root directory with only the binary and
+//! a folder of manifests, without libraries, /proc and iptables.
 
 use std::{
     fs,
@@ -25,8 +24,8 @@ pub fn static_binary() -> Option<PathBuf> {
     binary
 }
 
-/// Makes a root directory with the binary and the laboratory's manifests, under the
-/// path that the laboratory gives to Tripod.
+/// Makes a root directory with the binary and the laboratory's manifests, under the path that the
+/// laboratory gives to Tripod.
 fn make_root(lab: &Lab, binary: &Path) {
     let root = Path::new(ROOT);
     fs::create_dir(root).expect("a root directory");
@@ -40,15 +39,15 @@ fn make_root(lab: &Lab, binary: &Path) {
     assert!(mount.expect("mount(8)").success());
 }
 
-/// Returns what runs the binary in that root directory.
+/// Returns a command that runs the binary in that root directory.
 fn in_root(lab: &Lab) -> Command {
     let mut command = lab.node.command("chroot");
     command.arg(ROOT).arg("/tripod");
     command
 }
 
-/// Runs `body` with the binary in a root directory of its own and a Service, which is
-/// gone after a cleanup from in there.
+/// Runs `body` with the binary in a separate root directory and a Service, which a cleanup from
+/// inside removes.
 fn alone(body: impl FnOnce(&mut Lab, &Service)) {
     let Some(binary) = static_binary() else {
         return;
@@ -82,7 +81,7 @@ fn the_static_binary_serves_alone() {
     alone(|lab, service| {
         let mut tripod = Tripod::start_as(lab, in_root(lab));
         serves(lab, service);
-        // It follows the folder from in there, too.
+        // It also follows the folder from inside.
         let later = Service::new("later", 8);
         lab.publish_all(&later);
         eventually("a new Service is served", super::SOON, || {
@@ -92,7 +91,7 @@ fn the_static_binary_serves_alone() {
     });
 }
 
-/// `deploy/Dockerfile.minimal` has the binary alone; a container runtime adds /proc.
+/// `deploy/Dockerfile.minimal` has only the binary; a container runtime adds /proc.
 #[test]
 fn the_static_binary_serves_alone_in_nftables_mode() {
     alone(|lab, service| {
@@ -108,7 +107,7 @@ fn the_static_binary_serves_alone_in_nftables_mode() {
         command
             .args(["--proxy-mode=nftables", "--strict-proxy-mode"])
             .args(["--hostname-override=node", "--cluster-cidr=10.244.0.0/16"])
-            // Those of the Node object are the default, and there is none.
+            // The default is the addresses of the Node object, and there is none.
             .arg("--nodeport-addresses=0.0.0.0/0,::/0")
             .arg("--manifests")
             .arg(lab.manifests());

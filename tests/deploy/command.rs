@@ -1,4 +1,4 @@
-//! The commands of the DaemonSet are understood by the binary in the image.
+//! The binary in the image understands the commands of the DaemonSet.
 
 use std::{fs, os::unix::fs::symlink, path::PathBuf, process::Command};
 

@@ -1,4 +1,4 @@
-//! The ConfigMap says what it means to say.
+//! The ConfigMap has the intended content.
 
 use kube::config::Kubeconfig;
 use tripod::config::{self, DetectLocal, decode};
@@ -33,7 +33,7 @@ fn the_kubeconfig_is_where_it_is_looked_for() {
     let kubeconfig = Kubeconfig::from_yaml(&data[file.trim_start_matches('/')]).unwrap();
     let user = kubeconfig.auth_infos[0].auth_info.as_ref().unwrap();
     let cluster = kubeconfig.clusters[0].cluster.as_ref().unwrap();
-    // Where the kubelet puts them.
+    // The kubelet puts them there.
     let account = "/var/run/secrets/kubernetes.io/serviceaccount";
     let token = format!("{account}/token");
     assert_eq!(user.token_file.as_ref(), Some(&token));

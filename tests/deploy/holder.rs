@@ -19,7 +19,7 @@ fn pod_of(set: &Value) -> PodSpec {
     pod.expect("a pod")
 }
 
-/// Returns where the only container, or the first one, has the folder of the node.
+/// Returns where the only container, or the first one, mounts the folder of the node.
 fn mounted(pod: &PodSpec, on_node: &str) -> String {
     let mut volumes = pod.volumes.iter().flatten();
     let volume = volumes
@@ -50,7 +50,7 @@ fn the_proxy_of_the_package_starts_the_holder() {
     assert!(wanted.any(|unit| unit == "tripod-holder.service"));
 }
 
-/// Checks that the pods of two DaemonSets have the holder's socket in the same folder of the node.
+/// Checks that the pods of two DaemonSets see the holder's socket in the same folder of the node.
 pub fn find_each_other(holder: &Value, proxy: &Value) {
     let (holder, proxy) = (pod_of(holder), pod_of(proxy));
     let command = holder.containers[0].command.clone().expect("a command");
@@ -74,7 +74,7 @@ pub fn find_each_other(holder: &Value, proxy: &Value) {
     let capabilities = capabilities.expect("capabilities");
     assert_eq!(capabilities.drop, Some(vec!["ALL".to_owned()]));
     assert_eq!(capabilities.add, None);
-    // Sockets are passed between processes of one user alone.
+    // Sockets are passed only between processes of the same user.
     let user = |pod: &PodSpec| context(pod).and_then(|context| context.run_as_user);
     assert_eq!(user(&holder), user(&proxy));
 }

@@ -1,6 +1,6 @@
-//! What `deploy/` promises: manifests that Kubernetes takes as they are meant,
-//! rights for exactly the calls that are made, flags that the binary accepts,
-//! and a static binary that needs nothing beside itself.
+//! The promises of `deploy/`: manifests that Kubernetes accepts as intended, rights for exactly the
+//! calls that are made, flags that the binary accepts, and a static binary that needs no other
+//! file.
 
 mod aarch64;
 mod addresses;
@@ -24,8 +24,8 @@ use std::{path::PathBuf, time::Duration};
 use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::ConfigMap};
 use serde_json::Value;
 
-/// How soon an edit of a manifest must be in force, also on a slow machine; less than the 30 s after
-/// which everything is compared.
+/// How soon an edit of a manifest must take effect, even on a slow machine; less than the 30 s
+/// after which everything is compared.
 const SOON: Duration = Duration::from_secs(20);
 
 fn folder() -> PathBuf {

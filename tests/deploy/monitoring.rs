@@ -1,6 +1,6 @@
-//! PodMonitor and PrometheusRule have the fields that prometheus-operator's
-//! CustomResourceDefinitions have: the API server drops others, and refuses other types.
-//! Prometheus makes one target of each node of them.
+//! PodMonitor and PrometheusRule have the fields of prometheus-operator's
+//! CustomResourceDefinitions: the API server drops others, and refuses other types. Prometheus
+//! makes one target for each node from them.
 
 use std::{collections::BTreeMap, fs, path::Path, process::Command};
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::{chart, daemon_set, objects::as_understood, only, secure};
 use crate::api::monitoring::program;
 
-/// A field: its type, and whether it has to be there.
+/// A field: its type, and whether it is required.
 type Fields = BTreeMap<&'static str, (&'static str, bool)>;
 
 const KINDS: [&str; 2] = ["PodMonitor", "PrometheusRule"];
@@ -25,7 +25,7 @@ fn fields() -> Fields {
     fields.collect()
 }
 
-/// Adds to `wrong` what of `value`, which is at `path`, is not as `fields` say.
+/// Adds the parts of `value`, which is at `path`, that do not match `fields` to `wrong`.
 fn check(fields: &Fields, path: &str, value: &Value, wrong: &mut Vec<String>) {
     let Some((kind, _)) = fields.get(path) else {
         wrong.push(format!("{path}: there is no such field"));
@@ -83,7 +83,7 @@ fn check_object(
     }
 }
 
-/// Returns what is wrong with an object of one of [`KINDS`].
+/// Lists the faults of an object of one of [`KINDS`].
 fn problems(object: &Value) -> Vec<String> {
     let mut wrong = Vec::new();
     let kind = object["kind"].as_str().expect("a kind");
@@ -197,8 +197,8 @@ fn a_field_that_prometheus_operator_does_not_know_is_found() {
 }
 
 /// The labels with which pod discovery finds the containers of a pod that has the address
-/// `host` of its node: one target for each container without ports, init containers among
-/// them (`discovery/kubernetes/pod.go` of Prometheus, `buildPod`).
+/// `host` of its node: one target for each container without ports, including init containers
+/// (`discovery/kubernetes/pod.go` of Prometheus, `buildPod`).
 fn discovered(host: &str, sidecar: bool) -> Vec<Value> {
     let template = daemon_set().spec.expect("a spec").template;
     let pod = template.spec.expect("a pod");
@@ -225,8 +225,8 @@ fn discovered(host: &str, sidecar: bool) -> Vec<Value> {
     targets.collect()
 }
 
-/// The relabelings of the PodMonitor, as Prometheus has them in its configuration, after the
-/// one of prometheus-operator by which containers differ (`generatePodMonitorConfig`).
+/// The relabelings of the PodMonitor in the form of Prometheus' configuration, after that of
+/// prometheus-operator by which containers differ (`generatePodMonitorConfig`).
 fn relabelings() -> Vec<Value> {
     let monitor: Value = only("monitoring/pod-monitor.yaml");
     let ours = monitor["spec"]["podMetricsEndpoints"][0]["relabelings"].as_array();
@@ -270,10 +270,10 @@ fn a_node_is_one_target() {
                 "relabel_configs": relabelings(),
             }],
         });
-        // Prometheus reads JSON as the YAML that it is.
+        // Prometheus reads JSON, because it is YAML.
         fs::write(folder.join("prometheus.yaml"), config.to_string()).expect("a file");
         let done = Command::new(&program)
-            // It waits for targets as long as it may.
+            // It always waits for targets until the timeout.
             .args(["check", "service-discovery", "--timeout=1s"])
             .args(["prometheus.yaml", "kube-proxy"])
             .current_dir(&folder)

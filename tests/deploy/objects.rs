@@ -1,4 +1,4 @@
-//! The manifests are what they look like, and fit together.
+//! The manifests have the intended meaning, and fit together.
 
 use std::{collections::BTreeSet, fs};
 
@@ -17,7 +17,7 @@ use super::{config_map, daemon_set, documents, folder, only, read};
 
 const FOLDERS: [&str; 2] = ["kustomize/base", "kustomize/new-cluster"];
 
-/// What Kubernetes makes of an object: fields that its type has not are lost.
+/// The object as Kubernetes understands it: fields that its type does not have are lost.
 pub fn as_understood<T: DeserializeOwned + Serialize>(object: &Value) -> Value {
     let typed: T =
         serde_json::from_value(object.clone()).unwrap_or_else(|e| panic!("{e}: {object}"));
@@ -92,7 +92,7 @@ fn names_are_those_of_kubeadm() {
     let (meta, spec) = (set.metadata, set.spec.unwrap());
     assert_eq!(meta.name.as_deref(), Some("kube-proxy"));
     assert_eq!(meta.namespace.as_deref(), Some("kube-system"));
-    // A selector cannot change, so that taking over needs the same one.
+    // A selector cannot change, so that taking over requires the same one.
     let labels = json!({"k8s-app": "kube-proxy"});
     assert_eq!(json!(spec.selector), json!({"matchLabels": labels}));
     assert_eq!(json!(spec.template.metadata.unwrap().labels), labels);
@@ -141,7 +141,7 @@ fn what_stays_is_not_privileged() {
     assert_eq!(context.privileged, Some(false));
     assert_eq!(context.allow_privilege_escalation, Some(false));
     assert_eq!(context.read_only_root_filesystem, Some(true));
-    // As a privileged one has it, or the node's files could not be written under SELinux.
+    // As for a privileged container; otherwise the node's files could not be written under SELinux.
     let selinux = context.se_linux_options.as_ref();
     let selinux = selinux.and_then(|options| options.type_.as_deref());
     assert_eq!(selinux, Some("spc_t"));

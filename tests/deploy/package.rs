@@ -20,12 +20,12 @@ use crate::{
 
 const MANIFEST: &str = env!("CARGO_MANIFEST_DIR");
 
-/// Runs a program of the repository's folder and returns what it prints.
+/// Runs a program of the repository's folder and returns its output.
 fn output(program: &str, arguments: &[&str]) -> String {
     let done = Command::new(program)
         .args(arguments)
         .current_dir(MANIFEST)
-        // The test's own, which name another package's sources.
+        // Variables of the test itself, which name another package's sources.
         .env_remove("RUSTC")
         .env("FAST", "yes")
         .env("PATH", path_with_tools())
@@ -36,7 +36,7 @@ fn output(program: &str, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&done.stdout).into_owned()
 }
 
-/// The package, unpacked; `None`: it cannot be made here.
+/// The unpacked package; `None`: it cannot be made here.
 struct Package {
     file: PathBuf,
     root: PathBuf,
@@ -52,7 +52,7 @@ impl Package {
         fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
     }
 
-    /// What the unit `tripod` has after `name=`.
+    /// The value of `name=` in the unit `tripod`.
     fn unit(&self, name: &str) -> String {
         self.unit_of("tripod", name)
     }
@@ -171,7 +171,7 @@ fn pages_completion_and_licences_are_in_it() {
     }
 }
 
-/// What the pages show and lead to is beside them.
+/// Pictures and link targets of the pages are included.
 #[test]
 fn pictures_and_links_of_the_pages_are_in_it() {
     let Some(package) = package() else { return };
@@ -214,7 +214,7 @@ fn the_units_are_valid() {
         .output()
         .expect("systemd-analyze");
     let errors = String::from_utf8_lossy(&done.stderr);
-    // Of other units of the machine it complains as well.
+    // It also complains about other units of the machine.
     let ours: Vec<&str> = errors
         .lines()
         .filter(|line| line.contains("tripod"))
@@ -254,8 +254,8 @@ fn it_serves_with_the_capabilities_of_its_unit() {
     });
 }
 
-/// Both find each other, neither is started by the package, and the holder stays as it is
-/// while another package is installed.
+/// Both find each other, neither is started by the package, and the holder is not touched while
+/// another package is installed.
 #[test]
 fn the_holder_is_where_the_unit_looks_for_it_and_outlives_an_upgrade() {
     let Some(package) = package() else { return };
@@ -283,7 +283,7 @@ fn the_holder_is_where_the_unit_looks_for_it_and_outlives_an_upgrade() {
         let lines = text.lines().filter(|line| line.contains(word));
         lines.map(str::to_owned).collect::<Vec<_>>()
     };
-    // Restarted at the same time as the proxy, it would lose what it is there for.
+    // Restarted at the same time as the proxy, it would lose the sockets that it must keep.
     let acts = lines("postinst", "deb-systemd-invoke").join("\n");
     assert!(!acts.contains("tripod-holder"), "{acts}");
     // An upgrade calls prerm with another word than removal.
@@ -292,7 +292,7 @@ fn the_holder_is_where_the_unit_looks_for_it_and_outlives_an_upgrade() {
 }
 
 /// A `dpkg` without its database: runs the package's scripts with programs of systemd that
-/// only record how they are called.
+/// only record their calls.
 struct Scripts {
     folder: PathBuf,
 }
@@ -302,7 +302,7 @@ impl Scripts {
         let folder = PathBuf::from("/run/scripts");
         let file = package.file.to_str().expect("a path");
         output("dpkg-deb", &["-e", file, "/run/scripts"]);
-        // Only where systemd runs do the scripts call it (sd_booted(3)).
+        // The scripts call it only if systemd is running (sd_booted(3)).
         fs::create_dir_all("/run/systemd/system").expect("a folder");
         let fakes = folder.join("bin");
         fs::create_dir_all(&fakes).expect("a folder");
@@ -315,7 +315,7 @@ impl Scripts {
         Scripts { folder }
     }
 
-    /// Returns what a script calls that changes something, in order.
+    /// Returns the calls of a script that change something, in order.
     fn calls(&self, script: &str, arguments: &[&str]) -> Vec<String> {
         let record = self.folder.join("calls");
         fs::write(&record, "").expect("a file");
@@ -333,8 +333,8 @@ impl Scripts {
     }
 }
 
-/// An installation starts nothing, an upgrade restarts the proxy alone and leaves the holder
-/// as it is, removal stops both, and what is purged leaves no state of systemd's behind.
+/// An installation starts nothing, an upgrade restarts only the proxy and does not touch the
+/// holder, a removal stops both, and a purge leaves no state of systemd behind.
 #[test]
 fn its_scripts_start_restart_and_stop_what_they_should() {
     let Some(package) = package() else { return };
@@ -370,7 +370,7 @@ fn its_scripts_start_restart_and_stop_what_they_should() {
     });
 }
 
-/// The same of the RPM package, whose scripts get the number of versions that remain.
+/// The same for the RPM package, whose scripts get the number of remaining versions.
 #[test]
 fn the_scripts_of_the_rpm_do_the_same() {
     let Some(package) = package() else { return };

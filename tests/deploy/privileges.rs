@@ -1,5 +1,5 @@
-//! What the DaemonSet lets the container do is enough to serve, after the init
-//! container has done its part.
+//! The rights that the DaemonSet gives the container suffice to serve, after the init container has
+//! done its part.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ fn serves(lab: &mut Lab) {
 
 on_each_capture!(serves);
 
-/// Starts it in this mode, or in the one that it chooses.
+/// Starts it in this mode, or in the mode that it chooses.
 fn start_in(lab: &Lab, mode: Option<&str>) -> Tripod {
     let mut command = in_container(&lab.node);
     command
@@ -37,7 +37,7 @@ fn start_in(lab: &Lab, mode: Option<&str>) -> Tripod {
         .arg(lab.manifests())
         .args(["--hostname-override", "node", "--v", "2"])
         .arg("--cluster-cidr=10.244.0.0/24,fd00:244::/64")
-        // Those of the Node object are the default of nftables mode, and there is none.
+        // The default of nftables mode is the addresses of the Node object, and there is none.
         .arg("--nodeport-addresses=0.0.0.0/0,::/0")
         .args(mode.map(|mode| format!("--proxy-mode={mode}")));
     Tripod::start_on(&lab.node, command)
@@ -55,13 +55,13 @@ fn with_a_service(body: impl FnOnce(&Lab, &Service) + Send) {
 
 const ROUTE_LOCALNET: &str = "cat /proc/sys/net/ipv4/conf/all/route_localnet";
 
-/// Returns how many warnings are of what the kernel of a machine or of a guest lacks.
+/// Counts the warnings about features that the kernel of a machine or of a guest lacks.
 fn of_this_kernel(tripod: &Tripod) -> usize {
     let hash_size = tripod.logged(&["WARN", "hashsize"]);
     hash_size + tripod.logged(&["WARN", "not confined to its files: no Landlock here"])
 }
 
-/// ipvs mode where the kernel can, else nftables mode.
+/// ipvs mode if the kernel supports it, else nftables mode.
 #[test]
 fn the_best_mode_serves() {
     with_a_service(|lab, service| {
@@ -77,7 +77,7 @@ fn the_best_mode_serves() {
             tripod.logs_once(&fallen_back);
         }
         assert_eq!(tripod.logged(&fallen_back), usize::from(!ipvs));
-        // Logged after what is missing here.
+        // Logged after the missing features.
         tripod.logs(&["INFO serving"]);
         let elsewhere = of_this_kernel(&tripod);
         assert_eq!(tripod.logged(&["WARN"]) - elsewhere, usize::from(!ipvs));
@@ -88,7 +88,7 @@ fn the_best_mode_serves() {
 fn iptables_mode_serves() {
     with_a_service(|lab, service| {
         init_container(&lab.node, "--proxy-mode=iptables");
-        // Not one without the other.
+        // The setting and the rule belong together.
         let guard = "-A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8";
         assert!(lab.node.show("iptables-save -t filter").contains(guard));
         assert_eq!(lab.node.show(ROUTE_LOCALNET).trim(), "1");
@@ -98,14 +98,14 @@ fn iptables_mode_serves() {
             assert_eq!(ask(&lab.node, address).expect("a call"), "a", "{address}");
         }
         tripod.logs_once(&["starting", "mode=iptables"]);
-        // Logged after what is missing here.
+        // Logged after the missing features.
         tripod.logs(&["INFO serving"]);
         let elsewhere = of_this_kernel(&tripod);
         assert_eq!(tripod.logged(&["WARN"]), elsewhere, "{}", tripod.log());
     });
 }
 
-/// Follows what happens to the node's rules.
+/// Follows changes of the node's rules.
 struct Monitor {
     process: Group,
     markers: u32,
@@ -126,7 +126,7 @@ impl Monitor {
         monitor
     }
 
-    /// All that happened.
+    /// All changes so far.
     fn so_far(&mut self, lab: &Lab) -> String {
         let mut seen = String::new();
         eventually("nft tells of a table", Duration::from_secs(20), || {
@@ -144,8 +144,7 @@ impl Monitor {
     }
 }
 
-/// Among the node's own rules nothing is tried that the init container has found
-/// out.
+/// Among the node's own rules nothing is tried that the init container has already found out.
 #[test]
 fn nftables_mode_does_not_try_again_what_the_init_container_found() {
     is_not_tried_again("nftables", "table ip tripod", "table ip tripod-probe");
@@ -156,7 +155,7 @@ fn iptables_mode_does_not_try_again_what_the_init_container_found() {
     is_not_tried_again("iptables", "KUBE-SERVICES", "TRIPOD-PROBE");
 }
 
-/// `made` shows that the mode serves, and `tried` that something was tried.
+/// `made` shows that the mode serves, and `tried` that an ability was tried.
 fn is_not_tried_again(mode: &'static str, made: &'static str, tried: &'static str) {
     with_a_service(move |lab, service| {
         let serves = |tripod: &Tripod| {
@@ -174,7 +173,7 @@ fn is_not_tried_again(mode: &'static str, made: &'static str, tried: &'static st
         assert_eq!(found, None);
         assert_eq!(tripod.logged(&["WARN"]), 0, "{}", tripod.log());
 
-        // What is not of this boot is not used, and that is said.
+        // Findings of another boot are not used, and a message says so.
         let path = "/run/tripod/kernel.json";
         let found = std::fs::read_to_string(path).expect("findings");
         let boot = "/proc/sys/kernel/random/boot_id";

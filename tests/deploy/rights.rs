@@ -70,7 +70,7 @@ fn the_role_is_given_to_the_service_account() {
     assert_eq!(binding.subjects, Some(vec![account]));
 }
 
-/// What RBAC makes of a request.
+/// The right that RBAC requires for a request.
 fn asked<T>(request: &Request<T>) -> Right {
     let mut path = request.uri().path().trim_start_matches('/').split('/');
     let group = match path.next() {
@@ -96,8 +96,8 @@ fn asked<T>(request: &Request<T>) -> Right {
     right(group, rest[0], verb)
 }
 
-/// A server without streaming lists hears all of them: a watch that it cannot
-/// serve, a list, and a watch.
+/// A server without streaming lists receives all of them: a watch that it cannot serve, a list, and
+/// a watch.
 #[tokio::test(start_paused = true)]
 async fn the_calls_that_are_listed_are_those_that_are_made() {
     static MADE: Mutex<BTreeSet<Right>> = Mutex::new(BTreeSet::new());
@@ -120,14 +120,14 @@ async fn the_calls_that_are_listed_are_those_that_are_made() {
     let (sender, mut batches) = tokio::sync::mpsc::channel(1);
     api::spawn(access.clone(), settings, sender);
     let (recorder, events) = Recorder::new(2);
-    // The second one is the first once more.
+    // The second one is a repetition of the first.
     for _ in 0..2 {
         recorder.post(Event::starting());
     }
     drop(recorder);
     events::post(access, "node-a".to_owned(), events).await;
     batches.recv().await.expect("the first batch");
-    // The clock runs ahead; whatever is tried again is tried meanwhile.
+    // The clock runs ahead; all retries happen in the meantime.
     tokio::time::sleep(Duration::from_secs(3600)).await;
     assert_eq!(*MADE.lock().unwrap(), listed());
 }

@@ -102,7 +102,7 @@ fn rights_are_those_of_reviews_and_of_readers() {
     assert_eq!(annotations["kubernetes.io/service-account.name"], name);
 }
 
-/// Whoever may open the page may read what it reads.
+/// A user who may open the page may read its data.
 #[test]
 fn the_status_reader_may_read_what_the_page_reads() {
     let rbac = documents(&format!("{COMPONENT}/rbac.yaml"));

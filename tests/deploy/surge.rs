@@ -1,4 +1,4 @@
-//! The component that has the new pod of a node be ready before the old one ends.
+//! The component that makes the new pod of a node ready before the old one ends.
 
 use k8s_openapi::{
     api::{
@@ -26,7 +26,7 @@ fn pod() -> PodSpec {
     pod.expect("a pod")
 }
 
-/// With `maxSurge`, Kubernetes takes 0 alone for `maxUnavailable`.
+/// With `maxSurge`, Kubernetes accepts only 0 for `maxUnavailable`.
 #[test]
 fn the_new_pod_comes_first() {
     let spec = set().spec.expect("a specification");
@@ -39,7 +39,7 @@ fn the_new_pod_comes_first() {
 }
 
 /// A port of a pod on the node's network is one of the node: two pods that name the same
-/// one are not put on one node.
+/// one are not scheduled on one node.
 #[test]
 fn no_container_names_a_port() {
     let pod = pod();
@@ -50,7 +50,7 @@ fn no_container_names_a_port() {
     }
 }
 
-/// On the ports of the node the other pod may answer.
+/// The other pod may answer on the ports of the node.
 #[test]
 fn probes_ask_the_pod_itself() {
     let container = &pod().containers[0];
@@ -71,7 +71,7 @@ fn probes_ask_the_pod_itself() {
     let readiness = asks(&container.readiness_probe);
     assert_eq!(readiness, Question::Probe(cli::Probe::Readiness));
 
-    // The folder of that socket is the pod's own; that of the succession is the node's.
+    // The folder of that socket belongs to the pod; that of the succession to the node.
     let pod = pod();
     let volume = |path: &str| {
         let mut mounts = pod.containers[0].volume_mounts.iter().flatten();

@@ -1,5 +1,5 @@
-//! Commands of other programs in the documents: what they name of this repository, or of
-//! what it installs, exists.
+//! Commands of other programs in the documents: the objects of this repository, or of its
+//! installation, that they name exist.
 
 use std::{collections::BTreeSet, fs, process::Command};
 
@@ -48,7 +48,7 @@ const UNCHECKED: [(&str, &str); 11] = [
 /// Checks a command, by its words.
 ///
 /// # Errors
-/// Says what does not exist, or that it is not known how to check the command.
+/// Says what does not exist, or that there is no check for the command.
 fn check(words: &[String], cluster: &mut Cluster) -> Result<(), String> {
     let line = words.join(" ");
     let unchecked = |(begin, _): &(&str, &str)| line.starts_with(begin);
@@ -58,7 +58,7 @@ fn check(words: &[String], cluster: &mut Cluster) -> Result<(), String> {
     let all: Vec<&str> = words.iter().map(String::as_str).collect();
     let (program, rest) = all.split_first().ok_or("no words")?;
     match *program {
-        // The test `commands_are_understood` has the program read these.
+        // The test `commands_are_understood` has the program parse these.
         "tripod" | "target/debug/tripod" => Ok(()),
         "target/debug/examples/whoami" => is_there("examples/whoami.rs"),
         "kill" | "wait" => Ok(()),
@@ -114,7 +114,7 @@ pub fn is_target(name: &str) -> Result<(), String> {
         .ok_or(format!("make has no target {name}"))
 }
 
-/// Returns the value of the flag that `words` have under one of these names.
+/// Finds the value of the flag that `words` have under one of these names.
 pub fn flag<'a>(words: &[&'a str], names: &[&str]) -> Option<&'a str> {
     words.iter().enumerate().find_map(|(at, word)| {
         names
@@ -158,7 +158,7 @@ fn helm(words: &[&str]) -> Result<(), String> {
     let rest = rest
         .iter()
         .filter(|word| *verb != "upgrade" || !OF_UPGRADE.contains(word));
-    // The values of the release that is upgraded have an image.
+    // The values of the upgraded release include an image.
     let reused = ["--set", "image.repository=registry.example.org/tripod"];
     let reused = reused.iter().filter(|_| words.contains(&"--reuse-values"));
     let done = Command::new(program)
@@ -205,7 +205,7 @@ fn kustomize(words: &[&str]) -> Result<(), String> {
         .ok_or(format!("no container has the image {name}"))
 }
 
-/// Checks that what is copied is in the package, whose contents Cargo.toml lists.
+/// Checks that the copied file is in the package, whose contents Cargo.toml lists.
 fn is_packaged(words: &[&str]) -> Result<(), String> {
     let [from, to] = words else {
         return Err("cp FROM TO".to_owned());
@@ -338,7 +338,7 @@ fn commands_that_name_what_is_not_there_are_found() {
         assert!(check(&words, &mut Cluster::new()).is_err(), "{line}");
     }
     let mut cluster = Cluster::new();
-    // The programs themselves report what they do not know.
+    // The programs themselves report unknown words.
     let programs = [
         (
             "kubectl/kubectl",

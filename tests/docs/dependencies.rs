@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::root;
 
-/// What follows the keyword outside comments and attributes.
+/// The keyword with its possible continuations, outside comments and attributes.
 const UNSAFE: [&str; 5] = [
     "unsafe {",
     "unsafe fn ",
@@ -47,7 +47,7 @@ fn crates_with_unsafe_code_are_those_that_are_reviewed() {
 /// Returns the crates that are built into the program or run by the compiler for it, each
 /// with the folder of its source.
 fn dependencies() -> BTreeMap<String, String> {
-    // What is built with the features in use, one line each: name and version.
+    // The crates that are built with the features in use, one line each: name and version.
     let tree = cargo(&["tree", "--edges=normal", "--prefix=none"]);
     let built: BTreeSet<String> = tree
         .lines()
@@ -98,7 +98,7 @@ fn fuzz_targets_are_built_with_the_same_versions() {
         .expect("dependencies");
     let needed = needed.lines().take_while(|line| !line.starts_with('['));
     let names = needed.filter_map(|line| line.split_once(" = ")?.0.split('.').next());
-    // Crates of the workspace are known by the names of their packages.
+    // Crates of the workspace appear under the names of their packages.
     let is_own = |name: &str| root().join("crates").join(name).is_dir();
     for needed in names.filter(|name| !is_own(name)) {
         assert!(

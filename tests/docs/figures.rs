@@ -1,5 +1,5 @@
-//! What the documents and the picture say of Tripod in comparison with kube-proxy was measured
-//! last.
+//! The figures for Tripod and kube-proxy in the documents and the picture are those of the last
+//! measurement.
 
 use std::{collections::BTreeMap, fs};
 
@@ -10,7 +10,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// Returns a figure with two digits, as the documents have it.
+/// Rounds a figure to two digits, as in the documents.
 fn rounded(figure: f64) -> String {
     match figure {
         ..1.0 => format!("{figure:.2}"),
@@ -19,8 +19,8 @@ fn rounded(figure: f64) -> String {
     }
 }
 
-/// Returns the time of the first sync in seconds, that of one change in milliseconds, and the
-/// memory in MiB, of `mode` with 5,000 Services.
+/// Reads the time of the first sync in seconds, that of one change in milliseconds, and the memory
+/// in MiB, of `mode` with 5,000 Services.
 fn measured(mode: &str) -> [String; 3] {
     let text = read("docs/benchmarks/scale.csv");
     let mut lines = text.lines().map(|line| line.split(','));

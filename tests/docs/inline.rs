@@ -1,5 +1,5 @@
-//! Commands of other programs in running text, where the object of the command may be
-//! missing: such commands exist, and what they name of this repository exists.
+//! Commands of other programs in running text, where the object of the command may be missing: such
+//! commands exist, and so do the objects of this repository that they name.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -40,7 +40,7 @@ pub const PROGRAMS: [&str; 17] = [
     "ulimit",
 ];
 
-/// Code that begins with the name of a program and is not a command of it.
+/// Code that begins with the name of a program but is not a command of it.
 const NO_COMMANDS: [&str; 1] = ["ip tripod"];
 
 /// Commands that cannot be checked here, by their beginning, and why.
@@ -67,7 +67,7 @@ const UNCHECKED: [(&str, &str); 8] = [
     ),
 ];
 
-/// Commands of kubectl that name no object: kubectl itself has to know them.
+/// Commands of kubectl that name no object: kubectl itself must know them.
 const BARE: [&[&str]; 5] = [
     &["apply", "-k"],
     &["delete", "-k"],
@@ -114,7 +114,7 @@ pub fn all_documents() -> BTreeMap<PathBuf, String> {
 /// Checks a command, by its words.
 ///
 /// # Errors
-/// Says what does not exist, or that it is not known how to check the command.
+/// Says what does not exist, or that there is no check for the command.
 fn check(words: &[String]) -> Result<(), String> {
     let all: Vec<&str> = words.iter().map(String::as_str).collect();
     let line = all.join(" ");
@@ -134,7 +134,7 @@ fn check(words: &[String]) -> Result<(), String> {
     }
 }
 
-/// Returns whether a test runs the command as it is; for ip(8), also without the program's name.
+/// Returns whether a test runs the command verbatim; for ip(8), also without the program's name.
 fn is_run(line: &str) -> bool {
     let of_ip = line.strip_prefix("ip ").unwrap_or(line);
     let folders = ["faults", "ipvs", "nftables"];
@@ -147,7 +147,7 @@ fn is_run(line: &str) -> bool {
     })
 }
 
-/// Checks that the help of a program names the word; without the program the test says SKIP.
+/// Checks that the help of a program names the word; without the program the test prints SKIP.
 fn knows(program: &str, word: &str) -> Result<(), String> {
     if !is_installed(program) {
         skip(format!("{program} is not installed"));
@@ -214,7 +214,7 @@ fn cargo(words: &[&str]) -> Result<(), String> {
     }
 }
 
-/// Checks that the bench reads the word: it is a text in its source.
+/// Checks that the bench reads the word: it occurs as a text in its source.
 fn is_word_of(bench: &str, word: &str) -> Result<(), String> {
     let is_read = sources(&root().join("benches").join(bench))
         .iter()
@@ -224,7 +224,7 @@ fn is_word_of(bench: &str, word: &str) -> Result<(), String> {
         .ok_or(format!("bench {bench} does not know {word}"))
 }
 
-/// Returns the texts of the Rust files in a folder.
+/// Reads the Rust files in a folder.
 fn sources(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).expect("a folder");
     let paths = entries.map(|entry| entry.expect("an entry").path());

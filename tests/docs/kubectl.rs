@@ -1,5 +1,4 @@
-//! Calls of kubectl: the objects that they name are in `deploy/`, or made by an earlier
-//! call.
+//! Calls of kubectl: the objects that they name are in `deploy/`, or created by an earlier call.
 
 use std::{
     collections::BTreeSet,
@@ -33,7 +32,7 @@ const KINDS: [&str; 5] = [
     "controllerrevisions",
 ];
 
-/// Where metrics are served, unless configured.
+/// The port of metrics, unless configured.
 const METRICS_PORT: &str = "10249";
 
 /// Flags that take a value in a separate word.
@@ -96,13 +95,13 @@ impl Cluster {
     /// Checks a call, by the words after the program's name.
     ///
     /// # Errors
-    /// Says what does not exist, or that it is not known how to check the call.
+    /// Says what does not exist, or that there is no check for the call.
     pub fn check(&mut self, words: &[&str]) -> Result<(), String> {
         if words.first() == Some(&"tripod") {
             let read = plugin::command().try_get_matches_from(words);
             return read.map(drop).map_err(|error| error.to_string());
         }
-        // The words of another program, after `--`, are checked as that program's.
+        // The words of another program, after `--`, are checked as a command of that program.
         let own = words.split(|word| *word == "--").next().unwrap_or_default();
         is_understood(own)?;
         let namespace = flag(own, &["-n"]).unwrap_or_default();
@@ -228,7 +227,7 @@ fn selects(words: &[&str], expected: &str) -> Result<(), String> {
         .ok_or(format!("the selector is {expected}"))
 }
 
-/// Returns the value of the label that `tripod test` gives to its objects.
+/// Reads the value of the label that `tripod test` gives to its objects.
 fn of_test() -> String {
     let source = fs::read_to_string(root().join("src/test/cluster/objects.rs")).expect("a source");
     let (_, rest) = source

@@ -9,7 +9,7 @@ use tripod::cli::{self, Stop};
 
 use crate::lab::skip;
 
-/// Returns the page of a subcommand, or that of the program.
+/// Renders the page of a subcommand, or that of the program.
 fn page(of: Option<&str>) -> String {
     let words = ["tripod", "man"].into_iter().chain(of);
     match cli::read(words.map(Into::into), |_| Ok(String::new())) {

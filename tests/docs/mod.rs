@@ -1,5 +1,5 @@
-//! What the documents say holds: links have a target, commands and flags are those of the
-//! program, those of others name what exists, and the contents list every page.
+//! The statements of the documents hold: links have a target, commands and flags are those of the
+//! program, commands of others name existing objects, and the contents list every page.
 
 mod book;
 mod commands;
@@ -115,7 +115,7 @@ fn anchor(heading: &str) -> String {
     text.replace(' ', "-")
 }
 
-/// Returns the targets of links and pictures.
+/// Finds the targets of links and pictures.
 pub fn links(text: &str) -> Vec<String> {
     let after = text.split("](").skip(1);
     let targets = after.filter_map(|rest| rest.split_once(')'));
@@ -163,7 +163,7 @@ fn the_contents_list_every_page_once() {
     assert_eq!(listed.into_iter().collect::<BTreeSet<_>>(), there);
 }
 
-/// Returns the words of the calls of Tripod in a line of shell, program name first.
+/// Finds the calls of Tripod in a line of shell, as words, program name first.
 fn calls(line: &str) -> Vec<Vec<String>> {
     let line = line.split(" #").next().unwrap_or_default();
     let mut calls = Vec::new();
@@ -174,7 +174,7 @@ fn calls(line: &str) -> Vec<Vec<String>> {
             .map(|word| word.trim_matches('"').to_owned());
         let words: Vec<String> = words.collect();
         let program = |word: &String| Path::new(word).file_name().is_some_and(|n| n == "tripod");
-        // In a command line of another program, such as kubectl exec, what follows `--`.
+        // In a command line of another program, such as kubectl exec, it follows `--`.
         let begin = match words.first() {
             Some(first) if program(first) => Some(0),
             _ => words.iter().position(|word| word == "--").map(|at| at + 1),
@@ -187,8 +187,7 @@ fn calls(line: &str) -> Vec<Vec<String>> {
     calls
 }
 
-/// Checks a command line; `...` stands for more flags, and brackets enclose what may be
-/// left out.
+/// Checks a command line; `...` stands for more flags, and brackets enclose optional parts.
 fn check(words: &[String]) -> Result<(), String> {
     let words = words
         .iter()

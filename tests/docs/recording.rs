@@ -1,4 +1,4 @@
-//! docs/images/demo.svg: what `make demo` prints, line by line as it appeared.
+//! docs/images/demo.svg: the output of `make demo`, line by line as it appeared.
 
 use std::{
     fmt::Write as _,
@@ -11,7 +11,7 @@ use std::{
 use super::root;
 use crate::lab::tripod_binary;
 
-/// The longest pause between two lines that is shown in its real length.
+/// The longest pause between two lines that is shown in real time.
 const PAUSE: Duration = Duration::from_millis(900);
 /// How long the complete text is shown at the end.
 const END: Duration = Duration::from_secs(8);
@@ -98,7 +98,7 @@ fn write() {
     fs::write(root().join("docs/images/demo.svg"), svg).expect("docs/images/demo.svg");
 }
 
-/// The picture shows what the demo still prints, except the numbers of answers.
+/// The picture shows the present output of the demo, except for the numbers of answers.
 #[test]
 fn the_recording_is_of_this_demo() {
     let svg = fs::read_to_string(root().join("docs/images/demo.svg")).expect("the recording");

@@ -1,7 +1,7 @@
 //! Lines of shell, as far as documents use it, split into commands.
 
-/// Returns the words of the commands in `line`, including those within `$( )`, without
-/// redirections, variable assignments and comments. `$()` stands for what a command prints.
+/// Splits `line` into commands and their words, including those within `$( )`, without
+/// redirections, variable assignments and comments. `$()` stands for the output of a command.
 pub fn commands(line: &str) -> Vec<Vec<String>> {
     let mut split = Split::default();
     split.read(&mut line.chars().peekable(), None);

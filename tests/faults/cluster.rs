@@ -1,5 +1,4 @@
-//! Where the objects come from: a folder of manifests, or an API server on the
-//! node.
+//! The source of the objects: a folder of manifests, or an API server on the node.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -92,7 +91,7 @@ impl Cluster {
         lab.withdraw(service);
     }
 
-    /// Returns the objects of its manifest, for the server.
+    /// Reads the objects of its manifest, for the server.
     fn objects(&self, lab: &Lab, service: &Service) -> Vec<Value> {
         if self.api.is_none() {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! What goes on, and what waits for whatever fails.
+//! The functions that continue, and those that wait for the failing part.
 
 use super::{
     fault::{Fault, Mode},
@@ -10,7 +10,7 @@ use crate::lab::ProgramFault;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     GoesOn,
-    /// It depends on what fails.
+    /// It depends on the failing part.
     Waits(Why),
     /// The question does not apply.
     NotApplicable,
@@ -49,7 +49,7 @@ impl Why {
     }
 }
 
-/// Returns what is asserted, and what the document says.
+/// Returns the answer that is asserted, and documented.
 pub fn answer(mode: Mode, fault: Fault, question: Question) -> Answer {
     use Answer::{GoesOn, NotApplicable, Waits};
     match question {
@@ -84,7 +84,7 @@ fn of_programs(mode: Mode, fault: ProgramFault, question: Question) -> Answer {
     use Answer::{GoesOn, Waits};
     // Only full syncs, and the start, read rules.
     let reading = fault == ProgramFault::SaveFails;
-    // What is known to fail for some ServicePorts is reported for those.
+    // Failures that are known for some ServicePorts are reported for those.
     let named = matches!(fault, ProgramFault::RestoreFails | ProgramFault::Family(_));
     match (mode, question) {
         (Mode::Local | Mode::Nftables, _) => GoesOn,

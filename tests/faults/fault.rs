@@ -1,4 +1,4 @@
-//! What fails, and where.
+//! The faults.
 
 use crate::lab::ProgramFault;
 
@@ -46,7 +46,7 @@ impl Mode {
     }
 }
 
-/// What fails while Tripod serves.
+/// A fault while Tripod serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The programs that read and write rules.
@@ -81,7 +81,7 @@ impl Fault {
     pub fn of(mode: Mode) -> impl Iterator<Item = Fault> {
         let can_happen = move |fault: &Fault| match fault {
             Fault::FullSet => mode == Mode::Ipvs,
-            // nftables mode runs no programs: that it works without them shows this.
+            // nftables mode runs no programs: a test without them proves it.
             Fault::Programs(fault) => mode != Mode::Nftables || *fault == ProgramFault::Missing,
             _ => true,
         };

@@ -1,11 +1,11 @@
-//! A fault stops only what depends on it: in each mode, each access to the kernel or the
-//! API server fails in turn, while it is observed what goes on.
+//! A fault stops only the functions that depend on it: in each mode, each access to the kernel or
+//! the API server fails in turn, while the tests observe which functions continue.
 //!
-//! - [`fault`], [`questions`]: what fails, and what is observed.
-//! - [`expected`]: what may stop, and why. Begin there.
+//! - [`fault`], [`questions`]: the faults, and the observations.
+//! - [`expected`]: the functions that may stop, and why. Begin there.
 //! - [`run`], [`cluster`]: how faults are caused and observed.
-//! - [`table`]: how it is shown, in docs/reliability.md.
-//! - [`measured`]: what else that document shows, measured by tests of userspace mode.
+//! - [`table`]: the presentation in docs/reliability.md.
+//! - [`measured`]: other contents of that document, measured by tests of userspace mode.
 
 /// Makes a test for each of the modes that the host can run, by `on_host`, and one for
 /// ipvs mode in a guest kernel, which runs the module `inside`.

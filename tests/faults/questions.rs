@@ -1,9 +1,9 @@
-//! What is observed while something fails.
+//! The observations during a fault.
 
-/// A question about what goes on, in the family that the fault affects.
+/// A question about a function, in the family that the fault affects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Question {
-    /// An open connection to a Service in force is answered.
+    /// An open connection to an applied Service is answered.
     Open,
     /// A new connection to it is answered.
     New,
@@ -16,13 +16,13 @@ pub enum Question {
     Guarded,
     /// A removed Service is not answered any more.
     Closes,
-    /// The health-check node port reports how many endpoints there are.
+    /// The health-check node port reports the number of endpoints.
     Health,
     /// `/livez` answers 200.
     Livez,
     /// Endpoints and new Services of the other family follow.
     OtherFamily,
-    /// Everything is as requested after the fault.
+    /// The desired state is applied after the fault.
     Mended,
 }
 

@@ -1,4 +1,4 @@
-//! Causes faults, and observes what goes on.
+//! Causes faults, and observes which functions continue.
 
 use std::{
     io,
@@ -19,22 +19,22 @@ use crate::lab::{
     tcp_from_new_port, tripod_binary,
 };
 
-/// Time limit for what waits for nothing.
+/// Time limit for functions that wait for nothing.
 const SOON: Duration = Duration::from_secs(10);
-/// How long what waits is observed at least, which includes a few retries.
+/// Minimum time for which waiting functions are observed, which includes a few retries.
 const WHILE: Duration = Duration::from_secs(3);
-/// Time limit for what is retried with pauses.
+/// Time limit for functions that are retried with pauses.
 const LATER: Duration = Duration::from_secs(40);
 /// Delay of the slow API server.
 const SLOW: Duration = Duration::from_secs(2);
-/// How long without an answer counts as silence.
+/// Time without an answer that counts as silence.
 const SILENCE: Duration = Duration::from_secs(1);
 
 const HEALTH: u16 = 31_000;
 /// More ranges than the set has room for.
 const RANGES: u8 = 100;
 
-/// The result of each question, in their order: whether it went on.
+/// The result of each question, in their order: whether it continued.
 #[derive(Debug)]
 pub struct Seen {
     pub fault: Fault,
@@ -42,7 +42,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Returns what was not as expected.
+    /// Returns the deviations from the expected results.
     pub fn differences(&self, mode: Mode) -> Vec<String> {
         let mut wrong = Vec::new();
         for (question, went_on) in &self.went_on {
@@ -83,7 +83,7 @@ struct Bench<'a> {
     programs: Programs,
     netlink: Netlink,
     tripod: Tripod,
-    /// A Service that is in force before each fault.
+    /// A Service that is applied before each fault.
     web: Service,
     /// Its present endpoints.
     endpoints: &'static [&'static str],
@@ -264,8 +264,8 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Puts each question to `seen` while the fault lasts: until everything goes on that is
-/// expected to, and for at least [`WHILE`].
+/// Puts each question to `seen` while the fault lasts: until all expected functions continue, and
+/// for at least [`WHILE`].
 fn observe(
     mode: Mode,
     fault: Fault,
@@ -277,7 +277,8 @@ fn observe(
         let mut all = true;
         for (question, goes_on) in &mut went_on {
             let expected = answer(mode, fault, *question) == Answer::GoesOn;
-            // What went on once has to stay so; what follows once need not be asked again.
+            // Continuing functions must continue until the end; one-time effects need not be
+            // checked again.
             let lasts = matches!(question, Question::Open | Question::New | Question::Livez);
             if lasts || !*goes_on {
                 *goes_on = seen(*question);

@@ -1,4 +1,4 @@
-//! docs/reliability.md: what stopped and what went on.
+//! docs/reliability.md: the functions that stopped and those that continued.
 
 use std::{
     fmt::Write as _,
@@ -94,7 +94,7 @@ fn the_document_is_current() {
     assert_eq!(committed, document(), "run `make reliability`");
 }
 
-/// Writes the document, but only after every case was seen to hold.
+/// Writes the document, but only after every case has passed.
 #[test]
 #[ignore = "part of `make reliability`"]
 fn write() {

@@ -11,11 +11,11 @@ use tripod::services::{ServiceMap, ServicePort};
 use super::rig::{Rig, hint, service, sh};
 use crate::lab::{self};
 
-/// Least pause between two rules of the other writer.
+/// Shortest pause between two rules of the other writer.
 const PAUSE: Duration = Duration::from_millis(25);
 
-/// Least rules that the other writer adds while Tripod writes. On a busy machine it gets to
-/// few in a round.
+/// Minimum number of rules that the other writer adds while Tripod writes. On a busy machine it
+/// adds few in a round.
 const FOREIGN: usize = 50;
 
 /// Returns a pause that is longer than reading all rules takes.
@@ -110,7 +110,7 @@ fn race(engine: &str) {
             assert!(found, "{table}: {rule} is lost, or out of order");
         }
     }
-    // What is ours is right nevertheless.
+    // Our rules are right nevertheless.
     rig.sync(None, &one);
     assert_eq!(rig.written(), 0.0);
 }

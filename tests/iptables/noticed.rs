@@ -1,4 +1,4 @@
-//! What others change between two syncs that read nothing is noticed afterwards.
+//! Changes by others between two syncs that read nothing are noticed afterwards.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ fn changes_between_two_syncs_are_noticed() {
             "-t nat -F KUBE-SERVICES",
             "-t nat -D OUTPUT 1",
             "-t filter -F",
-            // The kubelet's as well: its rule keeps neighbours from the node's loopback.
+            // Including the kubelet's: its rule keeps neighbours from the node's loopback.
             "-t filter -F KUBE-FIREWALL",
             "-t filter -D INPUT -j KUBE-FIREWALL",
         ] {

@@ -1,4 +1,4 @@
-//! No client gets through that must not, and one bad Service harms no other.
+//! No forbidden client gets through, and one bad Service harms no other.
 
 use std::{net::Ipv4Addr, time::Duration};
 
@@ -32,14 +32,14 @@ fn a_forbidden_client_never_gets_through() {
     lab::run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
-        // All Services except the last keep out the host outside.
+        // All Services except the last exclude the host outside.
         let forbidden = (0..SERVICES).map(|number| balanced(number, "198.51.100.0/24"));
         let map: ServiceMap = forbidden
             .chain([balanced(SERVICES, "192.0.2.0/24")])
             .collect();
-        // Table nat translates only for callers in the source ranges, and a Service's
-        // part of it is one transaction; the filter drops what was not translated. So the
-        // order of tables cannot let anybody in, and only the content of nat could.
+        // Table nat translates only for callers in the source ranges, and a Service's part of it is
+        // one transaction; the filter drops untranslated packets. So the order of tables cannot
+        // admit anybody; only the content of nat could.
         let forbidden = 1000..1000 + SERVICES;
         none_gets_through(&lab.outside, 4, LOAD_BALANCER, forbidden, || {
             lab.node.enter(|| {

@@ -1,4 +1,4 @@
-//! What is in the kernel after a sync, compared with what kube-proxy 1.36 left there.
+//! The rules in the kernel after a sync, compared with those that kube-proxy 1.36 left there.
 
 use tripod::{
     modes::{
@@ -24,9 +24,9 @@ fn the_kernel_holds_the_recordings_with_legacy() {
     lab::run(|| in_kernel(ENGINES[1]));
 }
 
-/// Runs all cases in one namespace, so that each begins with what the previous one left:
-/// by an incremental sync if the flags are the same, by adopting otherwise. Each
-/// transition is tried in both directions, as the cases run forwards and back.
+/// Runs all cases in one namespace, so that each begins with the leftovers of the previous one:
+/// with an incremental sync if the flags are the same, by adopting otherwise. Each transition is
+/// tested in both directions, because the cases run forwards and back.
 fn in_kernel(engine: &str) {
     hint(engine);
     let mut wrong = Vec::new();
@@ -61,7 +61,7 @@ fn in_kernel(engine: &str) {
             let saved = saved.without(|name| name.chain == "KUBE-IPTABLES-HINT");
             let expected = Ruleset::parse(&case.read(&format!("iptables/{file}")));
             let mut found = expected.differences(&saved);
-            // Its rule may be the kubelet's, with the same text: it stays.
+            // The kubelet may own this rule, with the same text: it stays.
             found.retain(|line| !line.starts_with("filter KUBE-FIREWALL: more:"));
             wrong.extend(
                 found

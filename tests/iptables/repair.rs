@@ -1,4 +1,4 @@
-//! What others break is repaired, and no connection breaks.
+//! Damage by others is repaired, and no connection breaks.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn broken(lab: &mut Lab, engine: &str) {
     lab.publish_all(&service);
     let flags = [
         "--cluster-cidr=10.244.0.0/16",
-        // What is not noticed must not be repaired nevertheless.
+        // An unnoticed change must not be repaired by chance.
         "--iptables-sync-period=1h",
     ];
     let tripod = Tripod::start_beside(lab, "iptables", 0, &flags);
@@ -42,7 +42,7 @@ fn broken(lab: &mut Lab, engine: &str) {
         "-t nat -D PREROUTING 1",
         "-t nat -F KUBE-SERVICES",
     ] {
-        // Else it could be repaired before it shows.
+        // Otherwise it could be repaired before it shows.
         tripod.freeze();
         lab.node.show(&format!("iptables-{engine} {breakage}"));
         let refused = ask_within(&lab.client, to, Duration::from_secs(1));
@@ -60,8 +60,8 @@ fn broken(lab: &mut Lab, engine: &str) {
     });
 }
 
-/// `nf_conntrack_tcp_be_liberal`, whoever sets it, decides whether invalid packets are
-/// dropped, both when rules are written and later.
+/// `nf_conntrack_tcp_be_liberal`, whoever sets it, decides whether invalid packets are dropped,
+/// both when rules are written and later.
 #[test]
 fn invalid_packets_are_dropped_unless_the_kernel_is_liberal() {
     Lab::run(|lab| {
@@ -177,8 +177,8 @@ fn a_udp_port_that_is_renamed_keeps_its_flows() {
             });
         };
         in_force("default/dns:other");
-        // The sync that writes these rules comes after the one that examined the flows of
-        // the first Service.
+        // The sync that writes these rules comes after that which examined the flows of the first
+        // Service.
         lab.publish(&Service::new("next", 3), &["a"]);
         in_force("default/next:udp");
         assert_eq!(answers().expect("answers"), before);

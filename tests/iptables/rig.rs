@@ -1,4 +1,4 @@
-//! The mode itself, driven by hand or by a runner, in a namespace of the test's.
+//! The mode itself, driven by hand or by a runner, in a separate namespace.
 
 use std::{
     collections::BTreeSet,
@@ -123,7 +123,7 @@ impl Rig {
         all
     }
 
-    /// Returns how many rules the last sync wrote.
+    /// Counts the rules that the last sync wrote.
     pub fn written(&self) -> f64 {
         let all = self.registry.gather();
         let last = all
@@ -134,7 +134,7 @@ impl Rig {
     }
 }
 
-/// Returns what a folder of manifests contains.
+/// Reads the Services of a folder of manifests.
 pub fn map_of(folder: &Path, node: &str) -> ServiceMap {
     runtime().block_on(async {
         let mut tracker = Tracker::new(node);
@@ -186,7 +186,7 @@ impl Proxy {
                 let setup = setup(&flags, metrics.clone());
                 let mode = Iptables::new(setup, &Kernel::examine(&[]), &registry);
                 let options = schedule::Options {
-                    // What is not noticed must not be repaired nevertheless.
+                    // An unnoticed change must not be repaired by chance.
                     sync_period: Duration::from_secs(3600),
                     ..schedule::Options::default()
                 };

@@ -1,4 +1,4 @@
-//! While the rules cannot be read, changes are written all the same.
+//! Changes are written even while the rules cannot be read.
 
 use std::time::Duration;
 
@@ -67,7 +67,7 @@ fn changes_are_in_force_while_rules_cannot_be_read() {
     });
 }
 
-/// Rules of nft's own in table mangle, which has nothing of Services.
+/// Native rules of nft in table mangle, which contains nothing of Services.
 #[test]
 fn a_mangle_table_that_cannot_be_read_stops_no_comparison() {
     Lab::run(|lab| {

@@ -1,4 +1,4 @@
-//! `tripod render` compared with what kube-proxy 1.36 left in the kernel.
+//! `tripod render` compared with the rules that kube-proxy 1.36 left in the kernel.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use crate::lab::{
     tripod_binary,
 };
 
-/// Where Tripod differs on purpose: case, a word of each difference, reason.
+/// Deliberate differences of Tripod: case, a word of each difference, reason.
 const EXCEPTIONS: [(&str, &str, &str); 0] = [];
 
 #[test]
@@ -26,7 +26,7 @@ fn rendered_rules_equal_the_recordings() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Returns whether a chain is one in which packets are looked up, or one of the index.
+/// Returns whether packets are looked up in a chain, or it is one of the index.
 fn finds_services(name: &ChainName) -> bool {
     let shared = ["KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS"];
     let own = name.chain.starts_with("KUBE-SVC-IDX-") || name.chain == "KUBE-PROXY-FIREWALL";
@@ -52,7 +52,7 @@ fn with_an_index_everything_beside_it_equals_the_recordings() {
 const V4: &str = "iptables-save.txt";
 const V6: &str = "ip6tables-save.txt";
 
-/// Flags, the file in which they show, and a part of a rule there.
+/// Flags, the file in whose rules they show, and a part of such a rule.
 const FLAGS: [(&[&str], &str, &str); 12] = [
     (
         &["--iptables-masquerade-bit=3"],
@@ -100,7 +100,7 @@ const FLAGS: [(&[&str], &str, &str); 12] = [
         V4,
         "-d 192.168.0.0/16 -m comment",
     ),
-    // For a family without a network all addresses are served.
+    // All addresses of a family without a network are served.
     (
         &["--nodeport-addresses=192.168.0.0/16"],
         V6,
@@ -169,7 +169,7 @@ fn recorded_rules(case: &Case, file: &str) -> Ruleset {
     Ruleset::parse(&case.read(&format!("iptables/{file}")))
 }
 
-/// Returns what is printed for a case, with the file that each part should equal.
+/// Renders a case, and returns each part with the file that it should equal.
 fn rendered(case: &Case, more: &[&str]) -> [(&'static str, Ruleset); 2] {
     let text = render(case, more);
     let inputs = text.split_once("# ip6tables-restore");
@@ -189,7 +189,7 @@ fn tripod(arguments: &[&str]) -> std::process::Output {
         .expect("running tripod")
 }
 
-/// Returns what is printed for a case, with flags in addition to those of its recording.
+/// Renders a case, with flags in addition to those of its recording.
 fn render(case: &Case, more: &[&str]) -> String {
     let folder = Folder::new(&case.name);
     case.write_manifests(&folder.0);

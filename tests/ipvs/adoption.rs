@@ -13,7 +13,7 @@ use std::{
 use super::{node, recorded::State};
 use crate::lab::{Capture, Host, Lab, Service, acceptance, eventually, figure, run, say};
 
-/// What came of them is a figure.
+/// Number of callers; their results are printed as a figure.
 const CALLERS: usize = 4;
 /// Time between two connections of a caller: the guest has one processor for callers and
 /// Tripod.
@@ -34,7 +34,7 @@ fn restarts_and_rolling_replacements_fail_no_request() {
         let lab = &lab;
         let at = service.external()[0];
         std::thread::scope(|scope| {
-            // After a failed assertion the others must not call for ever.
+            // After a failed assertion the others must not call forever.
             let end = Stop(&load.stop);
             for caller in 0..CALLERS {
                 let load = &load;
@@ -141,7 +141,7 @@ fn addresses_of_kube_proxy_are_taken_over_without_a_failed_request() {
     });
 }
 
-/// Callers that ask again and again.
+/// Callers that send requests continuously.
 #[derive(Default)]
 struct Load {
     stop: AtomicBool,
@@ -210,7 +210,7 @@ impl Load {
     }
 }
 
-/// Returns the number of connections that `ipvsadm` counts for a virtual server.
+/// Reads the number of connections that `ipvsadm` counts for a virtual server.
 fn connections(node: &Host, at: SocketAddr) -> u64 {
     let text = node.show("ipvsadm -Ln --stats --exact");
     let line = text

@@ -1,4 +1,4 @@
-//! What one Service requests in its annotations affects only that Service.
+//! The annotations of a Service affect only that Service.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ fn a_malformed_annotation_concerns_its_service_alone() {
         }
         for (key, service) in &services {
             let is = match &*service.name {
-                // A name that the kernel might know, and this one does not.
+                // A name that a kernel might know, but this one does not.
                 "none" => "is not supported",
                 _ => "cannot be read",
             };

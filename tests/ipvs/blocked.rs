@@ -1,4 +1,4 @@
-//! The programs that write rules fail: what does not need them goes on.
+//! The programs that write rules fail: functions that do not need them continue.
 
 use std::{
     net::SocketAddr,
@@ -13,14 +13,14 @@ use crate::lab::{
     get, run,
 };
 
-/// Time limit for what waits for no program, in a slow guest: less than the ten seconds for which
-/// Tripod waits for one (`LONGEST_WAIT`).
+/// Time limit for functions that wait for no program, in a slow guest: less than the ten seconds
+/// for which Tripod waits for one (`LONGEST_WAIT`).
 const SOON: Duration = Duration::from_secs(8);
-/// Time limit for what is retried with pauses.
+/// Time limit for functions that are retried with pauses.
 const LATER: Duration = Duration::from_secs(40);
 
 fn start(lab: &Lab, programs: &Programs) -> Tripod {
-    // No periodic full sync, which would repair what a failure left.
+    // No periodic full sync, which would repair the effects of a failure.
     let mut command = node::command(lab, &["--ipvs-sync-period=1h"]);
     programs.come_first(&mut command);
     Tripod::start_on(&lab.node, command)
@@ -80,7 +80,7 @@ fn is_closed(lab: &Lab, guarded: &Service, fault: ProgramFault) {
     }
 }
 
-/// Publishes and withdraws a Service whose rules are in force already.
+/// Publishes and withdraws a Service whose rules are already in the kernel.
 fn plain_service_comes_and_goes(lab: &Lab, tripod: &Tripod, number: u8, fault: ProgramFault) {
     let plain = Service::new("plain", number).with_load_balancer();
     lab.publish(&plain, &["c"]);
@@ -152,7 +152,7 @@ fn what_needs_no_rule_goes_on_when_programs_fail() {
             let answer = get(&lab.node, livez, "/livez").expect("an answer");
             assert!(answer.starts_with("HTTP/1.1 200"), "{fault:?}: {answer}");
 
-            // Callers that are to be kept out find nothing there before the rule is in force.
+            // Callers that must be excluded find nothing there before the rule is applied.
             assert_eq!(firewall(&lab), NONE, "{fault:?}: no fault");
             is_closed(&lab, &guarded, fault);
             programs.mend();
@@ -204,7 +204,7 @@ fn what_was_open_before_the_start_follows_when_programs_fail() {
         drop(start(&lab, &programs));
         let at = guarded.ingress()[0];
         assert!(is_open(&lab, at) && firewall(&lab) == BOTH);
-        // A rule is missing, and it is not known which others exist.
+        // A rule is missing, and it is unknown which others exist.
         lab.node.show("iptables -F KUBE-PROXY-FIREWALL");
         programs.break_with(ProgramFault::Locked);
         lab.publish(&web, &["b", "c"]);
@@ -233,7 +233,7 @@ fn what_was_open_before_the_start_follows_when_programs_fail() {
             follows(&lab, "after a start", web.cluster()[0], &endpoints);
         }
         follows(&lab, "what is guarded", at, &["b"]);
-        // Nothing new is opened: it is not known what guards it.
+        // Nothing new is opened: it is unknown what guards it.
         let new = Service::new("new", 3);
         lab.publish(&new, &["a"]);
         eventually("it waits, and is named", LATER, || {

@@ -1,4 +1,4 @@
-//! Endpoints that leave a Service finish their open connections.
+//! Removed endpoints finish their open connections.
 
 use std::{
     io,
@@ -19,7 +19,7 @@ fn an_endpoint_that_leaves_keeps_its_connections() {
     run(|| {
         let service = Service::new("web", 1).with_external_ip();
         let (lab, at) = published(&service);
-        // Full syncs end drains as well, and do not take a drain for another program's change.
+        // Full syncs end drains as well, and do not mistake a drain for another program's change.
         let tripod = node::start(&lab, &["--ipvs-sync-period=1s"]);
         let reals = |what: &str, expected: &[&str]| await_reals(&lab, at, what, expected);
         let both = ["10.244.0.11:8080 1", "10.244.0.12:8080 1"];
@@ -151,8 +151,8 @@ fn published(service: &Service) -> (Lab, SocketAddr) {
     (lab, service.external()[0])
 }
 
-/// Waits until `tripod status` counts `expected` real servers of IPv4 that drain, and
-/// names that of `a`, if any.
+/// Waits until `tripod status` counts `expected` draining real servers of IPv4, and names that of
+/// `a`, if any.
 fn await_draining(lab: &Lab, expected: u64) {
     eventually(
         "the count of those that drain",

@@ -1,5 +1,5 @@
-//! The clients of IPVS, ipset and dummy links, tried on the kernel of a guest. What was
-//! written is read back with the usual tools.
+//! The clients of IPVS, ipset and dummy links, tested on the kernel of a guest. Written objects are
+//! read back with the usual tools.
 
 mod guest;
 mod links;
@@ -18,8 +18,8 @@ use net::Protocol;
 
 pub use self::reload::unload;
 
-/// Returns IPVS of this thread's namespace, in which an interface is up: if none ever
-/// was, the kernel has no routing table and treats no address as a host's.
+/// Opens IPVS in this thread's namespace, with an interface up: if none ever was, the kernel has no
+/// routing table and treats no address as a host's.
 fn ipvs() -> Ipvs {
     show("ip link set lo up");
     Ipvs::open().expect("IPVS")
@@ -48,7 +48,7 @@ fn ip(address: &str) -> IpAddr {
     address.parse().expect("an address")
 }
 
-/// Returns what a tool prints in this thread's namespace; it must succeed.
+/// Returns the output of a tool in this thread's namespace; it must succeed.
 fn show(line: &str) -> String {
     let mut words = line.split_whitespace();
     let program = words.next().expect("a program");
@@ -61,7 +61,7 @@ fn show(line: &str) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// Returns the lines of [`show`], sorted and trimmed.
+/// Runs [`show`], and returns its lines, sorted and trimmed.
 fn lines(line: &str) -> Vec<String> {
     let text = show(line);
     let mut lines: Vec<String> = text.lines().map(|line| line.trim().to_owned()).collect();

@@ -1,17 +1,16 @@
-//! A node that runs Tripod in ipvs mode, and what is in its kernel.
+//! A node that runs Tripod in ipvs mode, and the state of its kernel.
 
 use std::process::Command;
 
 use super::recorded::{State, addresses, servers, sets};
 use crate::lab::{Host, Lab, Tripod, recorded::Ruleset, tripod_binary};
 
-/// Starts Tripod in ipvs mode on the laboratory's node, and waits until everything is in
-/// force.
+/// Starts Tripod in ipvs mode on the laboratory's node, and waits until everything is applied.
 pub fn start(lab: &Lab, more: &[&str]) -> Tripod {
     Tripod::start_on(&lab.node, command(lab, more))
 }
 
-/// Starts it, and waits for nothing.
+/// Starts it without waiting.
 pub fn spawn(lab: &Lab, more: &[&str]) -> Tripod {
     Tripod::spawn(command(lab, more))
 }
@@ -71,7 +70,7 @@ pub fn reals(host: &Host, address: std::net::SocketAddr) -> Vec<String> {
     found
 }
 
-/// Returns how many virtual servers there are.
+/// Counts the virtual servers.
 pub fn servers_there(host: &Host) -> usize {
     let text = host.show("ipvsadm -Sn");
     text.lines().filter(|line| line.starts_with("-A ")).count()

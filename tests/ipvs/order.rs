@@ -1,4 +1,4 @@
-//! No client that must be kept out gets through while things change.
+//! No excluded client gets through during changes.
 
 use std::{
     collections::BTreeSet,
@@ -17,9 +17,9 @@ use crate::lab::{Capture, Lab, eventually, figure, run, tripod_binary};
 const SERVICES: u16 = 500;
 /// How often each half of them is removed and added again.
 const ROUNDS: usize = 3;
-/// Time limit for what a sync does, in a slow guest. It only ends a test that hangs.
+/// Time limit for a sync, in a slow guest. It only ends a test that hangs.
 const LATER: Duration = Duration::from_secs(90);
-/// How often a first sync is cut short.
+/// How often a first sync is interrupted.
 const KILLS: u32 = 6;
 
 #[test]
@@ -96,7 +96,7 @@ fn killed_in_mid_sync_it_converges_and_doubles_nothing() {
             lab.node.show(&cleanup);
             let mut tripod = node::spawn(&lab, &[]);
             match part % 2 {
-                // Wherever it is at that time.
+                // At an arbitrary point.
                 0 => std::thread::sleep(whole * part / (KILLS + 1)),
                 // With some of the virtual servers in place.
                 _ => lab.node.enter(|| reach(20 * part as usize, whole * 3)),
@@ -146,7 +146,7 @@ fn reach(lines: usize, patience: Duration) {
     }
 }
 
-/// Calls one load balancer after the other. Returns those that let it in.
+/// Calls one load balancer after the other. Returns those that admit it.
 fn probe(first: u16, stop: &AtomicBool, tried: &AtomicUsize) -> Vec<SocketAddr> {
     let mut through = Vec::new();
     let mut number = first;

@@ -1,5 +1,5 @@
-//! What ipvs mode has in the kernel apart from rules, compared as
-//! `tests/vectors/README.md` says.
+//! The objects of ipvs mode in the kernel apart from rules, compared as `tests/vectors/README.md`
+//! describes.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ pub struct State {
 }
 
 impl State {
-    /// Returns what kube-proxy left in the kernel.
+    /// Reads the state that kube-proxy left in the kernel.
     pub fn recorded(case: &Case) -> State {
         State {
             servers: servers(&case.read("ipvs/ipvsadm-save.txt")),
@@ -30,7 +30,7 @@ impl State {
         }
     }
 
-    /// Returns what is different in `other`, one line each.
+    /// Lists the differences in `other`, one line each.
     pub fn differences(&self, other: &State) -> Vec<String> {
         let mut found = Vec::new();
         for (what, expected, given) in [
@@ -50,12 +50,12 @@ impl State {
     }
 }
 
-/// Returns the lines of `ipvsadm -Sn`.
+/// Parses the output of `ipvsadm -Sn` into lines.
 pub fn servers(text: &str) -> BTreeSet<String> {
     lines(text).collect()
 }
 
-/// Returns the lines of `ipset save`, without how a set is stored.
+/// Parses the output of `ipset save` into lines, without storage options of sets.
 pub fn sets(text: &str) -> BTreeSet<String> {
     let one = |line: String| {
         let mut kept = Vec::new();

@@ -1,4 +1,4 @@
-//! Other programs change what ipvs mode wrote to the kernel.
+//! Other programs change objects of ipvs mode in the kernel.
 
 use std::time::Duration;
 
@@ -138,7 +138,7 @@ fn cleanup_leaves_what_is_not_ours() {
         );
         tripod.terminate();
         for _ in 0..2 {
-            // What a trial of a scheduler leaves when it is killed.
+            // The leftover of a killed trial of a scheduler.
             node.show("ipvsadm -A -t 192.0.2.1:1 -s rr");
             node.show(&format!("{} cleanup", tripod_binary().display()));
             let found = before.differences(&State::of(node));

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::{adoption::Stop, node};
 use crate::lab::{Capture, Lab, acceptance, ask, eventually, figure, get, run};
 
-/// Returns the number of Services, with [`ENDPOINTS`] endpoints each.
+/// Number of Services, with [`ENDPOINTS`] endpoints each.
 fn size() -> u16 {
     if acceptance() { 5_000 } else { 500 }
 }
@@ -94,8 +94,8 @@ fn many_services_are_synced_in_time_and_memory() {
     });
 }
 
-/// Returns how many rules of others are on the node. Tripod may use only little more
-/// memory at its peak than without them.
+/// Number of foreign rules on the node. Tripod may use only little more memory at its peak than
+/// without them.
 fn foreign_rules() -> u32 {
     if acceptance() { 150_000 } else { 40_000 }
 }
@@ -139,7 +139,7 @@ fn rules_of_others_cost_no_memory() {
     });
 }
 
-/// Returns which kinds of memory are resident.
+/// Lists the kinds of resident memory.
 fn memory_parts(pid: u32) -> String {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let parts = text.lines().filter(|line| {
@@ -150,8 +150,8 @@ fn memory_parts(pid: u32) -> String {
     parts.collect::<Vec<_>>().join(", ")
 }
 
-/// Asks the program again and again whether it lives: the slowest answer shows how long
-/// its thread was busy.
+/// Probes the program's liveness continuously: the slowest answer shows how long its thread was
+/// busy.
 fn slowest_answer(lab: &Lab, stop: &AtomicBool) -> Duration {
     let mut slowest = Duration::ZERO;
     while !stop.load(Relaxed) {
@@ -179,7 +179,7 @@ fn service(number: u16) -> [Value; 2] {
     )
 }
 
-/// Returns the Service that changes.
+/// The Service that changes.
 fn one(last: u8) -> [Value; 2] {
     let external = json!(["198.51.100.1"]);
     let endpoint = Ipv4Addr::new(10, 244, 0, last);

@@ -64,7 +64,7 @@ fn what_does_not_fit_costs_only_its_address() {
         lab.add_backends(&["a"]);
         let node = &lab.node;
         // Room for one of three balancers and a part of the second one, and a rule that
-        // prevents the temporary name from being used.
+        // blocks the temporary name.
         node.show("ipset create KUBE-LOAD-BALANCER-SOURCE-CIDR hash:ip,port,net maxelem 64");
         node.show(&format!("ipset create {TEMPORARY} hash:ip"));
         let rule = format!("INPUT -m set --match-set {TEMPORARY} src -j ACCEPT");
@@ -81,7 +81,7 @@ fn what_does_not_fit_costs_only_its_address() {
             let ip = balancer(number);
             assert!(!servers.contains(&ip.to_string()), "{servers}");
         }
-        // Endpoints of Services that are served follow.
+        // Endpoints of Services that are served are updated.
         lab.write("more.json", &other());
         eventually("another Service", Duration::from_secs(20), || {
             ask(&lab.node, at([10, 96, 0, 2].into())).map_err(|error| error.to_string())
@@ -125,7 +125,7 @@ fn members(host: &Host, set: &str) -> usize {
         .unwrap_or_default()
 }
 
-/// Returns a Service with that many load balancers, each with that many source ranges;
+/// Returns a Service with this number of load balancers, each with this number of source ranges;
 /// the last of these contains the caller from outside.
 fn guarded(balancers: u16, ranges: u16) -> String {
     let ranges = (1..ranges).map(|range| {
@@ -136,7 +136,7 @@ fn guarded(balancers: u16, ranges: u16) -> String {
     let ingress: Vec<Value> = (0..balancers)
         .map(|number| json!({"ip": balancer(number)}))
         .collect();
-    // More for one Service would be over its limit.
+    // More for one Service would exceed its limit.
     let mut items = Vec::new();
     for (number, ingress) in (0..).zip(ingress.chunks(128)) {
         let [a, b, c, d] = CLUSTER_IP;

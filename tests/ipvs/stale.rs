@@ -1,4 +1,4 @@
-//! The kernel holds what a killed process left, or nothing of it.
+//! The kernel has the state that a killed process left, or none of it.
 
 use std::time::Duration;
 

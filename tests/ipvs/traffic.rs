@@ -1,4 +1,4 @@
-//! Which endpoints connections reach, and by which forwarding method.
+//! The endpoints that connections reach, and the forwarding methods.
 
 use std::{collections::BTreeMap, net::SocketAddr, net::TcpStream, time::Duration};
 
@@ -12,7 +12,7 @@ struct Web<'a> {
     number: u8,
     port: u16,
     annotations: &'a [(&'a str, &'a str)],
-    /// Backends, each in a slice of its own with a weight.
+    /// Backends, each in a separate slice with a weight.
     backends: &'a [(&'a str, u16)],
 }
 
@@ -72,11 +72,11 @@ enum Calls {
 
 /// The expected distribution of the calls.
 enum Spread {
-    /// Backends, and how many of 16 calls each gets; the tolerance.
+    /// Backends, and the number of 16 calls that each gets; the tolerance.
     Counts([(&'static str, usize); 2], usize),
     /// As many calls as names, each answered by the one named.
     InOrder(&'static [&'static str]),
-    /// All calls go to one backend, whichever.
+    /// All calls go to one backend, no matter which.
     One,
     /// All calls of one client go to one backend, but not those of all clients to the same.
     Sticky,
@@ -107,7 +107,7 @@ const SCHEDULERS: [(&str, Calls, Spread); 12] = [
     ("lblcr", Calls::Short, Spread::One),
 ];
 
-/// The kernel refuses the timeout, whatever number of ticks a second it has from 100 on.
+/// The kernel refuses the timeout for any number of ticks a second from 100 on.
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn weights_choose_the_scheduler_and_connections_go_on() {
@@ -401,7 +401,7 @@ fn every_way_of_forwarding_carries_connections() {
             );
         }
 
-        // What this method cannot do is logged, and forwarded by nat.
+        // Requests that this method cannot serve are logged, and forwarded by nat.
         let other_port = Web {
             port: 80,
             ..service(4, 80, dr.annotations, &[("a", 1)])

@@ -1,4 +1,4 @@
-//! `tripod render` compared with what kube-proxy 1.36 left in the kernel.
+//! `tripod render` compared with the state that kube-proxy 1.36 left in the kernel.
 
 use std::process::Command;
 
@@ -8,15 +8,15 @@ use crate::lab::{
     tripod_binary,
 };
 
-/// What several Tripods in a row leave on a node of the guest.
+/// The state that several consecutive Tripods leave on a node of the guest.
 mod in_guest {
     use std::{collections::BTreeMap, fs, time::Duration};
 
     use super::*;
     use crate::lab::{Host, Tripod, eventually, run};
 
-    /// Cases with the same flags are run one after the other in one folder, so that what
-    /// the previous one left must be removed as well.
+    /// Cases with the same flags are run one after the other in one folder, so that the leftovers
+    /// of the previous one must be removed as well.
     #[test]
     #[ignore = "for a guest kernel with IPVS"]
     fn synced_state_equals_the_recordings() {
@@ -79,7 +79,7 @@ mod in_guest {
     }
 }
 
-/// Where Tripod differs on purpose: case, a word of each difference, reason.
+/// Deliberate differences of Tripod: case, a word of each difference, reason.
 const EXCEPTIONS: [(&str, &str, &str); 2] = [
     (
         "15-ignored",
@@ -131,7 +131,7 @@ fn a_family_that_nodeport_addresses_do_not_name_is_served_whole() {
     }
 }
 
-/// Returns what is printed for a case, with flags in addition to those of its recording.
+/// Renders a case, with flags in addition to those of its recording.
 fn rendered(case: &Case, more: &[&str]) -> State {
     let folder = Folder::new(&case.name);
     case.write_manifests(&folder.0);
@@ -170,7 +170,7 @@ fn rendered(case: &Case, more: &[&str]) -> State {
     }
 }
 
-/// Returns a batch that inserts rules at the top of chains as one that appends them.
+/// Converts a batch that inserts rules at the top of chains to one that appends them.
 fn appended(batch: &str) -> String {
     let mut lines: Vec<String> = Vec::new();
     let mut inserted: Vec<String> = Vec::new();

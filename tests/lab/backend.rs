@@ -1,10 +1,10 @@
-//! Backends: real processes, so that what a client sees when one dies is what the kernel
-//! does, and nothing is staged.
+//! Backends: real processes, so that a client sees the kernel's behaviour when one dies, and
+//! nothing is staged.
 //!
-//! A backend waits for the first words: a client sends one line, and the rest of the
-//! connection depends on it; see [`serve`]. Over UDP it answers `<name> <what it was
-//! sent>`; to `who`, as over TCP, with its name, the caller's address as it sees it, and
-//! the port that was called; to `peer` with its name, and the caller's address and port.
+//! A backend waits for the first words: a client sends one line, which determines the rest of the
+//! connection; see [`serve`]. Over UDP it answers `<name> <the question>`; to `who`, as over TCP,
+//! with its name, the caller's address as it sees it, and the port that was called; to `peer` with
+//! its name, and the caller's address and port.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -23,7 +23,7 @@ use super::process::Group;
 /// Environment variable with the backend's name inside its process.
 const NAME: &str = "TRIPOD_LAB_BACKEND";
 
-/// Where backends listen, TCP and UDP; the second one shows whether ports are kept apart.
+/// Ports of backends, TCP and UDP; the second one shows whether ports are distinguished.
 const PORTS: [u16; 2] = [BACKEND_PORT, BACKEND_PORT + 1];
 
 const READY: &str = "backend is ready";
@@ -58,12 +58,12 @@ impl Backend {
         SocketAddr::new(self.host.addresses[0], BACKEND_PORT)
     }
 
-    /// Sends SIGKILL: the kernel closes what the process had open.
+    /// Sends SIGKILL: the kernel closes the open sockets of the process.
     pub fn kill(&mut self) {
         self.process = None;
     }
 
-    /// Sends SIGSTOP: the kernel still accepts for the process, but nothing answers.
+    /// Sends SIGSTOP: the kernel still accepts connections for the process, but nothing answers.
     pub fn freeze(&self) {
         if let Some(process) = &self.process {
             process.signal(Signal::SIGSTOP);
@@ -75,8 +75,8 @@ impl Backend {
         self.process = Some(answer_in(&self.host));
     }
 
-    /// From now on nothing comes back from this pod, not even a reset: its routes are
-    /// blackholes. Works without netfilter.
+    /// Blocks all packets from this pod, even resets: its routes become blackholes. Works without
+    /// netfilter.
     pub fn blackhole(&self) {
         self.host.ip(&[
             "route del default",
@@ -100,7 +100,7 @@ impl Backend {
         ]);
     }
 
-    /// Returns what the backend has counted, asked from `node` and not through Tripod.
+    /// Reads the counts of the backend, directly from `node` and not through Tripod.
     pub fn counts(&self, node: &Host) -> Counts {
         let mut stream = call::tcp(node, self.direct()).expect("asking a backend for its counts");
         let line = call::say(&mut stream, "counts").expect("a backend's counts");
@@ -142,8 +142,8 @@ pub fn answer_in(host: &Host) -> Group {
         .map_while(Result::ok)
         .any(|line| line.contains(READY));
     assert!(ready, "backend {} did not start", host.name());
-    // Kept open: the test harness inside ends if it cannot write its "has been running
-    // for over 60 seconds".
+    // Kept open: the test harness inside ends if it cannot write its "has been running for over 60
+    // seconds".
     process.child().stdout = Some(output.into_inner());
     process
 }
@@ -209,7 +209,7 @@ fn accept(listener: &TcpListener, port: u16, name: &str) {
     for stream in listener.incoming().flatten() {
         ACCEPTED.fetch_add(1, Relaxed);
         let name = name.to_owned();
-        // Thousands of connections, each on a thread of its own: small stacks.
+        // There may be thousands of connections, each on a separate thread: small stacks.
         let _ = std::thread::Builder::new()
             .stack_size(192 * 1024)
             .spawn(move || {
@@ -221,7 +221,7 @@ fn accept(listener: &TcpListener, port: u16, name: &str) {
     }
 }
 
-/// Returns who answers, whom it sees, and at which port it was called.
+/// Describes who answers, the address that it sees, and the port that was called.
 fn who(name: &str, peer: SocketAddr, port: u16) -> String {
     format!("{name} {} {port}\n", peer.ip().to_canonical())
 }
@@ -235,8 +235,8 @@ fn answer_datagrams(socket: &UdpSocket, port: u16, name: &str) {
         };
         let mut answer = format!("{name} ").into_bytes();
         answer.extend_from_slice(&buffer[..n]);
-        // The answer is at least as long as the question, so that large datagrams are
-        // tried in both directions.
+        // The answer is at least as long as the question, so that large datagrams are tested in
+        // both directions.
         if buffer[..n].trim_ascii_end() == b"who" {
             answer = who(name, from, port).into_bytes();
             answer.resize(answer.len().max(n), b' ');
@@ -288,13 +288,13 @@ fn serve(mut stream: TcpStream, port: u16, name: &str) -> io::Result<()> {
                 io::copy(&mut reader, &mut stream)?;
                 return Ok(());
             }
-            // Reads to the end, then says how much it was.
+            // Reads to the end, then reports the number of bytes.
             "sink" => {
                 let seen = verify_pattern(&mut stream, None)?;
                 writeln!(stream, "{seen}")?;
                 return Ok(());
             }
-            // Sends, ends its direction, and goes on reading.
+            // Sends, ends its direction, and continues to read.
             "source" => {
                 send_pattern(&mut stream, count)?;
                 stream.shutdown(Shutdown::Write)?;
@@ -308,7 +308,7 @@ fn serve(mut stream: TcpStream, port: u16, name: &str) -> io::Result<()> {
                 send_pattern(&mut stream, count)?;
                 return Ok(());
             }
-            // Sends and reads at once, then says how much it read.
+            // Sends and reads at the same time, then reports the number of bytes read.
             "pump" => {
                 let mut writer = stream.try_clone()?;
                 let sender = std::thread::spawn(move || send_pattern(&mut writer, count));
@@ -322,7 +322,7 @@ fn serve(mut stream: TcpStream, port: u16, name: &str) -> io::Result<()> {
             "stall" => loop {
                 std::thread::park();
             },
-            // Reads that much of what follows, and resets.
+            // Reads that many of the following bytes, and resets.
             "spurn" => {
                 io::copy(&mut (&stream).take(count), &mut io::sink())?;
                 socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO))?;

@@ -1,4 +1,4 @@
-//! Clients: what they send, and which backend answers.
+//! Clients: their messages, and the backends that answer.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
@@ -11,7 +11,7 @@ use socket2::{Domain, Socket, Type};
 use super::figure;
 use super::host::Host;
 
-/// Nothing in a laboratory takes that long; what hangs longer is a failure.
+/// No operation in a laboratory takes that long; one that hangs longer has failed.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Opens a connection from `host`, with a time limit on connecting and reading.
@@ -19,12 +19,12 @@ pub fn tcp(host: &Host, to: SocketAddr) -> io::Result<TcpStream> {
     host.enter(|| connect(None, to))
 }
 
-/// As [`tcp`], from one of the host's addresses.
+/// Like [`tcp`], from one of the host's addresses.
 pub fn tcp_from(host: &Host, from: SocketAddr, to: SocketAddr) -> io::Result<TcpStream> {
     host.enter(|| connect(Some(from), to))
 }
 
-/// As [`tcp`], in the calling thread's namespace.
+/// Like [`tcp`], in the calling thread's namespace.
 fn connect(from: Option<SocketAddr>, to: SocketAddr) -> io::Result<TcpStream> {
     connect_within(from, to, PATIENCE)
 }
@@ -70,12 +70,12 @@ pub fn ask(host: &Host, to: SocketAddr) -> io::Result<String> {
     say(&mut tcp(host, to)?, "name")
 }
 
-/// As [`ask`], for a client that waits at most `patience` for each step.
+/// Like [`ask`], for a client that waits at most `patience` for each step.
 pub fn ask_within(host: &Host, to: SocketAddr, patience: Duration) -> io::Result<String> {
     ask_from_within(host, None, to, patience)
 }
 
-/// As [`ask_within`], from one of the host's addresses, if it is given.
+/// Like [`ask_within`], from one of the host's addresses, if it is given.
 pub fn ask_from_within(
     host: &Host,
     from: Option<IpAddr>,
@@ -87,11 +87,11 @@ pub fn ask_from_within(
     say(&mut stream, "name")
 }
 
-/// How many forbidden connections are tried at once. It takes many calls to hit the
-/// moment at which one would get through.
+/// Number of forbidden connections that are tried at once. It takes many calls to hit the moment at
+/// which one would get through.
 const AT_A_TIME: usize = 50;
 
-/// Returns how many connections come about at once; what is dropped never does.
+/// Counts the connections that are established at once; a dropped one never is.
 fn connected(to: impl Iterator<Item = SocketAddr>) -> usize {
     let calls = to.map(|to| {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
@@ -139,18 +139,18 @@ pub fn none_gets_through(
     assert_eq!(through, 0, "of {calls} calls");
 }
 
-/// Many calls of one kind.
+/// The results of many calls of one kind.
 #[derive(Debug, Default)]
 pub struct FirstByte {
     /// Time of each call from before connect to the first line of the answer.
     pub delays: Vec<Duration>,
-    /// Who answered, or what failed.
+    /// The backend that answered, or the failure.
     pub answers: Vec<Result<String, String>>,
 }
 
 impl FirstByte {
-    /// Makes `calls` connections with `workers` threads. Each call holds `between` for
-    /// its whole length, so that a writer of that lock acts between calls.
+    /// Makes `calls` connections with `workers` threads. Each call holds `between` for its whole
+    /// duration, so that a writer of that lock acts between calls.
     pub fn measure(
         host: &Host,
         to: SocketAddr,
@@ -208,7 +208,7 @@ pub fn udp(host: &Host, to: SocketAddr) -> io::Result<UdpSocket> {
     udp_from(host, any, to)
 }
 
-/// As [`udp`], from one of the host's addresses.
+/// Like [`udp`], from one of the host's addresses.
 pub fn udp_from(host: &Host, from: SocketAddr, to: SocketAddr) -> io::Result<UdpSocket> {
     host.enter(|| {
         let socket = bind_new(from)?;
@@ -218,9 +218,9 @@ pub fn udp_from(host: &Host, from: SocketAddr, to: SocketAddr) -> io::Result<Udp
     })
 }
 
-/// Binds a UDP socket; port 0 means a port that this process did not use before. The
-/// kernel might choose one that was just closed, and every proxy keeps a client from
-/// there on its endpoint: it would not be a new client.
+/// Binds a UDP socket; port 0 means a port that this process did not use before. The kernel might
+/// choose one that was just closed, and every proxy would keep a client from that port on its
+/// endpoint: it would not be a new client.
 pub fn bind_new(address: SocketAddr) -> io::Result<UdpSocket> {
     match address.port() {
         0 => from_new_port(|port| UdpSocket::bind((address.ip(), port))),
@@ -228,13 +228,13 @@ pub fn bind_new(address: SocketAddr) -> io::Result<UdpSocket> {
     }
 }
 
-/// As [`tcp`], from a port that no other connection of this process has, to any address.
-/// If two have the same, IPVS gives the answers of one to the other (docs/ipvs.md).
+/// Like [`tcp`], from a port that no other connection of this process has, to any address. If two
+/// have the same, IPVS gives the answers of one to the other (docs/ipvs.md).
 pub fn tcp_from_new_port(host: &Host, to: SocketAddr) -> io::Result<TcpStream> {
     host.enter(|| connect_from_new_port(to, PATIENCE))
 }
 
-/// As [`tcp_from_new_port`], in the calling thread's namespace.
+/// Like [`tcp_from_new_port`], in the calling thread's namespace.
 pub fn connect_from_new_port(to: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
     let any: IpAddr = match to {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -258,8 +258,8 @@ fn from_new_port<T>(bind: impl Fn(u16) -> io::Result<T>) -> io::Result<T> {
     }
 }
 
-/// Sends `text`. Returns who answered. Answers to other texts, which may be late ones to what was
-/// asked before, do not count; if there is no other one, the error names the last of them.
+/// Sends `text`. Returns the name of the backend that answered. Answers to other texts, which may
+/// be late, do not count; if there is no right one, the error names the last of them.
 pub fn udp_say(socket: &UdpSocket, text: &str) -> io::Result<String> {
     socket.send(text.as_bytes())?;
     let (begun, patience) = (Instant::now(), socket.read_timeout()?);

@@ -7,8 +7,8 @@ use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Container};
 
 use super::{Host, tripod_binary};
 
-/// As a container runtime starts a program: with no capabilities but those in `$1`, no way
-/// to gain others later, and `/proc/sys` read-only.
+/// As a container runtime starts a program: with only the capabilities in `$1`, no way to gain
+/// others later, and `/proc/sys` read-only.
 const START: &str = r#"
 mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys &&
 set="$1" && shift &&

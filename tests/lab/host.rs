@@ -51,7 +51,7 @@ impl Host {
         command
     }
 
-    /// Returns what a command prints here; it must succeed.
+    /// Returns the output of a command here; it must succeed.
     pub fn show(&self, line: &str) -> String {
         let mut words = line.split_whitespace();
         let mut command = self.command(words.next().unwrap_or_default());
@@ -106,7 +106,7 @@ pub fn set_sysctl(key: &str, value: &str) {
         .unwrap_or_else(|error| panic!("setting {key}={value}: {error}"));
 }
 
-/// Runs a command, which must succeed. Returns what it printed.
+/// Runs a command, which must succeed. Returns its output.
 fn succeed(command: &mut Command, input: &str) -> String {
     let mut child = command
         .stdin(Stdio::piped())

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 /// The port on which every backend listens, TCP and UDP.
 pub const BACKEND_PORT: u16 = 8080;
 
-/// A dual-stack Service whose addresses follow from its number.
+/// A dual-stack Service whose addresses are derived from its number.
 #[derive(Clone, Debug)]
 pub struct Service {
     pub name: String,
@@ -22,7 +22,7 @@ pub struct Service {
     annotations: Map<String, Value>,
 }
 
-/// A backend as an endpoint: its conditions, and the callers it is for.
+/// A backend as an endpoint: its conditions, and the callers for which it is meant.
 #[derive(Clone, Debug)]
 pub struct EndpointChoice {
     pub name: String,
@@ -53,7 +53,7 @@ impl EndpointChoice {
         }
     }
 
-    /// Returns an endpoint that is being shut down, and still answers or not.
+    /// Returns an endpoint that is being shut down, and still answers if `serving`.
     pub fn terminating(name: &str, serving: bool) -> EndpointChoice {
         EndpointChoice {
             ready: false,
@@ -134,7 +134,7 @@ impl Service {
         self
     }
 
-    /// Returns the name of its port for `protocol`.
+    /// The name of its port for `protocol`.
     fn port_name(&self, protocol: &str) -> String {
         if protocol == "UDP" {
             self.udp_port_name.clone()

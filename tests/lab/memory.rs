@@ -1,6 +1,5 @@
-//! A limit on the memory of a process, including what the kernel keeps for it: a cgroup
-//! of the memory controller (`cgroup-v1/memory.rst` and `cgroup-v2.rst` in
-//! Documentation/admin-guide).
+//! A limit on the memory of a process, including the kernel's memory on its behalf: a cgroup of the
+//! memory controller (`cgroup-v1/memory.rst` and `cgroup-v2.rst` in Documentation/admin-guide).
 
 use std::fs;
 use std::io;
@@ -14,7 +13,7 @@ use super::host::Host;
 /// Version of the memory controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CgroupVersion {
-    /// Buffers of TCP sockets have a limit of their own.
+    /// Buffers of TCP sockets have a separate limit.
     One,
     /// Buffers of sockets count as memory of the process.
     Two,
@@ -31,7 +30,7 @@ impl CgroupVersion {
         has_memory.then_some(CgroupVersion::Two)
     }
 
-    /// Returns the folder of the root cgroup.
+    /// The folder of the root cgroup.
     fn root(self) -> &'static Path {
         Path::new(match self {
             CgroupVersion::One => "/sys/fs/cgroup/memory",
@@ -48,7 +47,7 @@ pub struct MemoryCgroup {
 }
 
 impl MemoryCgroup {
-    /// Returns why there can be none here; `None`: there can.
+    /// Returns why none can be created here; `None`: one can.
     pub fn missing() -> Option<&'static str> {
         // Only once: tests that ask at the same time would try to create the same one.
         static MISSING: OnceLock<Option<String>> = OnceLock::new();
@@ -86,13 +85,12 @@ impl MemoryCgroup {
         cgroup
     }
 
-    /// Returns the version of the controller.
     pub fn version(&self) -> CgroupVersion {
         self.version
     }
 
-    /// Raises the limit of version 2 to that many bytes, if it is lower. What was read of it
-    /// before stays a lower one.
+    /// Raises the limit of version 2 to that many bytes, if it is lower. A limit that was read
+    /// before stays the lower one.
     pub fn raise_limit(&self, limit: u64) {
         let file = "memory.max";
         if self.number(file) < limit {
@@ -100,8 +98,8 @@ impl MemoryCgroup {
         }
     }
 
-    /// Returns a command that will run in it on `node`, with that many descriptors. It
-    /// sees the cgroups of the machine, which `ip netns exec` would hide.
+    /// Returns a command that will run in it on `node`, with that many descriptors. It sees the
+    /// cgroups of the machine, which `ip netns exec` would hide.
     pub fn command(&self, node: &Host, descriptors: usize, program: &Path) -> Command {
         if self.version == CgroupVersion::One {
             // Pages of the program that it reads from the disk itself would count as its memory.
@@ -121,7 +119,7 @@ impl MemoryCgroup {
         command
     }
 
-    /// Returns the number of bytes in use now.
+    /// Number of bytes in use now.
     pub fn usage(&self) -> u64 {
         self.number(match self.version {
             CgroupVersion::One => "memory.usage_in_bytes",
@@ -137,8 +135,8 @@ impl MemoryCgroup {
         })
     }
 
-    /// Returns the bytes of the kernel's buffers of its TCP sockets, and the most that
-    /// there ever were; in version 2 the present bytes of all its sockets.
+    /// Bytes of the kernel's buffers of its TCP sockets, and their peak; in version 2 the present
+    /// bytes of all its sockets.
     pub fn tcp(&self) -> [u64; 2] {
         match self.version {
             CgroupVersion::One => ["usage", "max_usage"]

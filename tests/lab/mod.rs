@@ -9,7 +9,7 @@
 //! ```
 //!
 //! No interface has a service address: pods and the outside host send packets for it to
-//! the node, and what happens there is Tripod's work.
+//! the node, where Tripod handles them.
 
 mod backend;
 mod browser;
@@ -67,7 +67,7 @@ macro_rules! on_each_capture {
     )+ };
 }
 
-/// As [`on_each_capture`], for what makes sense only with local capture.
+/// Like [`on_each_capture`], for tests that make sense only with local capture.
 macro_rules! on_local_capture {
     ($($name:ident),+ $(,)?) => { $(
         mod $name {

@@ -1,5 +1,5 @@
-//! Bytes that depend on their place in the stream: a lost, doubled or swapped chunk shows
-//! at once, and checking costs no more than a comparison.
+//! Bytes that depend on their position in the stream: a lost, doubled or swapped chunk shows at
+//! once, and checking costs no more than a comparison.
 
 use std::io::{self, Read, Write};
 use std::sync::LazyLock;
@@ -35,7 +35,7 @@ impl Pattern {
         piece
     }
 
-    /// Checks that `got` is what comes next.
+    /// Checks that `got` is the continuation.
     pub fn check(&mut self, mut got: &[u8]) -> io::Result<()> {
         while !got.is_empty() {
             let before = self.at;
@@ -65,8 +65,8 @@ pub fn send_pattern(to: &mut impl Write, count: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads `count` bytes, or to the end of the stream; they must be the pattern. Returns
-/// how many there were.
+/// Reads `count` bytes, or to the end of the stream; they must be the pattern. Returns the number
+/// of bytes.
 pub fn verify_pattern(from: &mut impl Read, count: Option<u64>) -> io::Result<u64> {
     let mut pattern = Pattern::default();
     let mut buffer = vec![0; 131_072];

@@ -16,7 +16,7 @@ pub fn die_with_parent(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// A child in a process group of its own; the whole group is killed on drop.
+/// A child in a separate process group; the whole group is killed on drop.
 #[derive(Debug)]
 pub struct Group {
     child: Child,

@@ -1,4 +1,4 @@
-//! iptables and ip6tables that fail when a test wants it.
+//! iptables and ip6tables that fail when a test requests it.
 
 use std::{
     fs,
@@ -13,7 +13,7 @@ use nix::{
     unistd::Pid,
 };
 
-/// What is wrong with the programs.
+/// A fault of the programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgramFault {
     /// Another process holds the lock.
@@ -48,7 +48,7 @@ impl Programs {
         Programs::behind("")
     }
 
-    /// Returns the legacy programs, which alone heed the lock, whatever the node's are.
+    /// Returns the legacy programs, the only ones that respect the lock, whatever the node uses.
     pub fn legacy() -> Programs {
         Programs::behind("xtables-legacy-multi ")
     }

@@ -1,5 +1,5 @@
-//! Rulesets as `iptables-save` prints them, compared as `tests/vectors/README.md`
-//! says: the order of chains does not matter, that of rules in a chain does.
+//! Rulesets in the format of `iptables-save`, compared as `tests/vectors/README.md` describes: the
+//! order of chains does not matter, that of rules in a chain does.
 //!
 //! kube-proxy writes Services in random order, so two rules may be swapped if no packet
 //! matches both.
@@ -32,8 +32,8 @@ pub struct ChainName {
 pub struct Words(Vec<String>);
 
 impl Ruleset {
-    /// Reads what `iptables-save` printed, or input of `iptables-restore`. Policies and
-    /// counters are left out.
+    /// Parses the output of `iptables-save`, or input of `iptables-restore`. Policies and counters
+    /// are left out.
     ///
     /// # Panics
     /// At a line that is neither.
@@ -79,7 +79,7 @@ impl Ruleset {
         self
     }
 
-    /// Returns what is different in `other`, one line each; empty: they are equal.
+    /// Lists the differences in `other`, one line each; empty: they are equal.
     pub fn differences(&self, other: &Ruleset) -> Vec<String> {
         let mut found = Vec::new();
         let names: BTreeSet<&ChainName> = self.0.keys().chain(other.0.keys()).collect();

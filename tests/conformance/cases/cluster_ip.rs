@@ -1,4 +1,4 @@
-//! Cluster IPs: who calls them, and how much of what they get.
+//! Cluster IPs: callers, and their shares of the endpoints.
 
 use super::*;
 
@@ -14,7 +14,7 @@ pub fn cases() -> Vec<Case> {
     .concat()
 }
 
-/// Who calls, and how much of what each gets.
+/// Callers, and their shares of the endpoints.
 fn callers() -> Vec<Case> {
     vec![
         case(
@@ -154,7 +154,7 @@ fn several_ports() -> Vec<Case> {
     ]
 }
 
-/// Ports beside others and with other numbers.
+/// Ports next to others and with other numbers.
 fn changed_ports() -> Vec<Case> {
     vec![
         case(
@@ -225,8 +225,8 @@ fn datagrams_and_other_ports() -> Vec<Case> {
             "UDP: large datagrams get through both ways",
             everywhere(ALL),
         )
-        // The node's own leave whole, as loopback takes them; IPVS passes them
-        // on only once it has reported how much the next link takes.
+        // The node's own datagrams leave whole, because loopback accepts them; IPVS forwards them
+        // only after it has reported how much the next link accepts.
         .when(Pod)
         .calls([ClusterIp, NodePort])
         .over(Udp)
@@ -304,7 +304,7 @@ fn ip_families() -> Vec<Case> {
     ]
 }
 
-/// Services that are not ours, are no longer served, or change hands; a flag.
+/// Services of other proxies, those that are no longer served, and those that change hands; a flag.
 fn other_services() -> Vec<Case> {
     vec![
         case(

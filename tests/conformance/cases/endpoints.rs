@@ -1,8 +1,8 @@
-//! Endpoints: none, coming, going, terminating, in several slices.
+//! Endpoints: none, added, removed, terminating, in several slices.
 
 use super::*;
 
-/// What it takes for a Service to be none of ours.
+/// The label of a Service that belongs to another proxy.
 const OTHER_PROXY: &str = "service.kubernetes.io/service-proxy-name";
 
 pub fn cases() -> Vec<Case> {
@@ -19,7 +19,7 @@ pub fn cases() -> Vec<Case> {
     .concat()
 }
 
-/// Endpoints come, go and are replaced.
+/// Endpoints are added, removed and replaced.
 fn coming_and_going() -> Vec<Case> {
     vec![
         case("Without endpoints callers are refused", everywhere([]))
@@ -78,7 +78,7 @@ fn coming_and_going() -> Vec<Case> {
     ]
 }
 
-/// One UDP socket while endpoints come and go.
+/// One UDP socket while endpoints are added and removed.
 fn udp_sockets_and_endpoints() -> Vec<Case> {
     vec![
         case(
@@ -134,7 +134,7 @@ fn udp_sockets_and_endpoints() -> Vec<Case> {
     ]
 }
 
-/// One UDP socket that called before there was anybody to answer.
+/// One UDP socket that called before there was an endpoint.
 fn udp_sockets_and_addresses() -> Vec<Case> {
     vec![
         case(
@@ -239,7 +239,7 @@ fn udp_sockets_and_changes() -> Vec<Case> {
     ]
 }
 
-/// TCP connections that go on.
+/// TCP connections that continue.
 fn connections() -> Vec<Case> {
     vec![
         case(
@@ -281,7 +281,7 @@ fn connections() -> Vec<Case> {
     ]
 }
 
-/// Endpoints that are ready, terminating, or published anyway.
+/// Endpoints that are ready, terminating, or published nevertheless.
 fn readiness() -> Vec<Case> {
     vec![
         case(
@@ -412,7 +412,7 @@ fn slices_and_networks() -> Vec<Case> {
     ]
 }
 
-/// Slices that do not count, or name other ports; the end of all.
+/// Slices that are ignored, or name other ports; the end of all.
 fn slices_that_differ() -> Vec<Case> {
     vec![
         case(

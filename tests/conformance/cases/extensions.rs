@@ -1,4 +1,4 @@
-//! What `tripod.proxy/…` annotations ask for.
+//! Requests in `tripod.proxy/…` annotations.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! External IPs: who calls them, and who owns them.
+//! External IPs: callers, and owners.
 
 use super::*;
 use crate::conformance::addresses::address;
@@ -7,7 +7,7 @@ pub fn cases() -> Vec<Case> {
     [callers_and_policies(), owners_and_changes()].concat()
 }
 
-/// Who calls, under which policy.
+/// Callers, by policy.
 fn callers_and_policies() -> Vec<Case> {
     vec![
         case(

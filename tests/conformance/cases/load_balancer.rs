@@ -6,7 +6,7 @@ pub fn cases() -> Vec<Case> {
     [callers(), kinds(), shared_addresses(), health_checks()].concat()
 }
 
-/// Who calls, and what endpoints see of it.
+/// Callers, and the client address that endpoints see.
 fn callers() -> Vec<Case> {
     vec![
         case(
@@ -45,7 +45,7 @@ fn callers() -> Vec<Case> {
     ]
 }
 
-/// ipMode and the type of the Service, as they are and as they change.
+/// ipMode and the type of the Service, initially and after changes.
 fn kinds() -> Vec<Case> {
     vec![
         case(

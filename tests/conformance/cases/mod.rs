@@ -1,4 +1,4 @@
-//! The table. A topic is a file; a case reads like a sentence:
+//! The table. Each topic is a file; a case reads like a sentence:
 //!
 //! ```ignore
 //! case("A pod reaches every endpoint", cluster_ip(ALL))
@@ -60,7 +60,7 @@ pub fn topics() -> Vec<Topic> {
     ]
 }
 
-/// A case and the number that its name and addresses follow from.
+/// A case and its number, from which its name and addresses are derived.
 pub struct Numbered {
     pub number: u16,
     pub case: Case,

@@ -1,4 +1,4 @@
-//! Node ports: at which addresses, for whom, and what endpoints see.
+//! Node ports: their addresses, callers, and the client address that endpoints see.
 
 use super::*;
 
@@ -6,7 +6,7 @@ pub fn cases() -> Vec<Case> {
     [callers(), ports_and_flags(), localhost()].concat()
 }
 
-/// Who calls, and what endpoints see of it.
+/// Callers, and the client address that endpoints see.
 fn callers() -> Vec<Case> {
     vec![
         case(

@@ -12,7 +12,7 @@ pub fn cases() -> Vec<Case> {
     .concat()
 }
 
-/// The external policy Local: who is served by what.
+/// The external policy Local: which endpoints serve whom.
 fn external() -> Vec<Case> {
     vec![
         case(
@@ -79,7 +79,7 @@ fn external() -> Vec<Case> {
     ]
 }
 
-/// The external policy Local where endpoints are not ready, or it changes.
+/// The external policy Local with endpoints that are not ready, or when it changes.
 fn external_without_ready_endpoints() -> Vec<Case> {
     vec![
         case(

@@ -1,4 +1,4 @@
-//! `loadBalancerSourceRanges`: who may call a load-balancer IP.
+//! `loadBalancerSourceRanges`: the clients of a load-balancer IP.
 
 use super::*;
 
@@ -9,8 +9,8 @@ const NODE: [&str; 2] = ["192.0.2.10/32", "2001:db8::10/128"];
 const BALANCERS: [&str; 2] = ["203.0.113.0/24", "2001:db8:113::/48"];
 const NO_CLIENT: [&str; 2] = ["192.0.2.250/32", "2001:db8::250/128"];
 
-/// Begins a case of a load-balancer IP that is only for `ranges`: `callers` who
-/// call it over TCP and UDP see `observation`.
+/// Begins a case of a load-balancer IP that only `ranges` may call: `callers` over TCP and UDP see
+/// `observation`.
 fn guarded<const N: usize>(
     name: &'static str,
     ranges: &[&str],
@@ -28,7 +28,7 @@ pub fn cases() -> Vec<Case> {
     [callers(), scope_and_changes()].concat()
 }
 
-/// Who is in the ranges, and who is not.
+/// Callers within the ranges, and others.
 fn callers() -> Vec<Case> {
     vec![
         guarded(
@@ -84,7 +84,7 @@ fn callers() -> Vec<Case> {
     ]
 }
 
-/// What ranges guard, and what happens when they change.
+/// The scope of ranges, and changes of them.
 fn scope_and_changes() -> Vec<Case> {
     vec![
         case(

@@ -1,4 +1,4 @@
-//! What is checked without something, beside the cases.
+//! Checks of variants, in addition to the cases.
 
 use super::things::Thing;
 use super::{Then, Variant, variants, words};
@@ -10,14 +10,14 @@ use crate::lab::{Tripod, get, tripod_binary};
 
 /// All modes, each before the one that it falls back to.
 const MODES: [&str; 4] = ["ipvs", "nftables", "iptables", "userspace"];
-/// What nftables mode lacks in the guest.
+/// The feature that nftables mode lacks in the guest.
 const NO_NF_TABLES: &str = "IPv4 nf_tables (";
-/// Begins the line of a rule in what nft lists.
+/// Begins the line of a rule in the output of nft.
 const IN_CHAIN: &str = "\t\t";
 /// Begins the line of a set's type, which the kernel does not read.
 const TYPE: &str = "\t\ttype";
 
-/// One Tripod after another on this kernel; words and cells.
+/// Runs one Tripod after another on this kernel; returns words and cells.
 pub fn run_here(column: &Column) -> Vec<(String, String)> {
     let network = Network::new();
     let mut cells = Vec::new();
@@ -60,7 +60,7 @@ impl Run<'_> {
         })
     }
 
-    /// It says what it does without, and how to get it.
+    /// Checks that it names the missing feature, and the remedy.
     pub fn check_words(&self, tripod: &Tripod) {
         let Some(Variant { thing, then, .. }) = self.variant() else {
             return;
@@ -102,7 +102,7 @@ impl Run<'_> {
         let metrics = page("/metrics");
         assert!(metrics.contains(&metric), "no {metric} in\n{metrics}");
         match then {
-            // Each Service that asks for a scheduler gets an Event.
+            // Each Service that requests a scheduler gets an Event.
             Then::Adapts if word.starts_with("ipvs-") => {}
             Then::Adapts => {
                 let lines = tripod.logged(&["WARN", &format!("runs without {lack}")]);
@@ -116,7 +116,7 @@ impl Run<'_> {
         }
     }
 
-    /// Rules have what was not left out, and nothing of what was.
+    /// Checks that rules use the remaining features, and none that was left out.
     pub fn check_rules(&self, all: bool) {
         let variant = self.variant();
         let saved = self.saved();
@@ -134,7 +134,7 @@ impl Run<'_> {
         if let Some(rules) = variant.as_ref().and_then(|variant| variant.thing.rules) {
             assert!(!uses(rules), "{rules} in\n{saved}");
         }
-        // With all cases there is something to see of each.
+        // With all cases, each feature is visible in some rule.
         if self.column.without.is_none() && all {
             let adapting = variants().filter(|variant| {
                 variant.column.name == self.column.name && matches!(variant.then, Then::Adapts)
@@ -152,7 +152,7 @@ impl Run<'_> {
             saved += &self.network.node.show("nft list ruleset");
         }
         for tools in [Tools::Nft, Tools::Legacy] {
-            // nf_tables cannot be asked in the guest.
+            // nf_tables cannot be queried in the guest.
             if self.column.kernel == Kernel::Host || tools == Tools::Legacy {
                 for program in ["iptables-save", "ip6tables-save"] {
                     let line = format!("{} {program}", tools.program());

@@ -1,17 +1,17 @@
-//! What can be left out, and what has to do with it.
+//! The features that can be left out, and the related cases.
 
-/// Something that can be left out.
+/// A feature that can be left out.
 #[derive(Debug)]
 pub struct Thing {
-    /// What `--without` calls it.
+    /// Its word for `--without`.
     pub word: &'static str,
-    /// How the log names it, in the node's own family.
+    /// Its description in the log, in the node's own family.
     pub what: &'static str,
-    /// How to get it.
+    /// The remedy.
     pub get: &'static str,
-    /// How the rules of the cases spell it, if they use it.
+    /// Its notation in the rules of the cases, if they use it.
     pub rules: Option<&'static str>,
-    /// Further cases that have to do with it, by parts of their names.
+    /// Related further cases, by parts of their names.
     pub cases: &'static [&'static str],
 }
 

@@ -1,4 +1,4 @@
-//! The chart as it is shipped: its files, and what Helm says of it.
+//! The chart as shipped: its files, and Helm's verdict on it.
 
 use std::{
     fs,
@@ -11,7 +11,7 @@ use crate::deploy::{folder, read};
 /// The newest version of Kubernetes that is supported.
 const NEWEST: &str = "1.37.0";
 
-/// Returns the paths of files below `place`.
+/// Lists the files below `place`.
 fn files(place: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(place).expect("a folder");
     let each = entries.flat_map(|entry| {
@@ -50,7 +50,7 @@ fn copies_of_manifests_are_current() {
     assert!(found > 10, "{found} copies");
 }
 
-/// What Helm says of the oldest version, of the newest, and of one that is too old.
+/// Helm's verdict on the oldest version, on the newest, and on one that is too old.
 #[test]
 fn it_renders_for_every_supported_kubernetes() {
     let chart = read("helm/tripod/Chart.yaml");

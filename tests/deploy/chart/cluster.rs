@@ -92,7 +92,7 @@ impl Cluster {
         }
     }
 
-    /// Runs Helm with these words, and returns what it prints, or why it fails.
+    /// Runs Helm with these words, and returns its output, or why it fails.
     pub fn helm(&self, words: &str) -> Option<Result<String, String>> {
         let mut command = Command::new(tool("helm/helm")?);
         command
@@ -135,13 +135,13 @@ impl Drop for Cluster {
     }
 }
 
-/// Returns the path of a group and version.
+/// The API path of a group and version.
 fn group(version: &str) -> String {
     let root = if version == "v1" { "api" } else { "apis" };
     format!("/{root}/{version}")
 }
 
-/// Returns the path of an object.
+/// The API path of an object.
 fn path(object: &Value) -> String {
     let kind = object["kind"].as_str().expect("a kind");
     let known = RESOURCES.iter().find(|(_, _, known)| *known == kind);
@@ -301,8 +301,8 @@ fn read(body: &[u8]) -> Value {
         "metadata": {"name": text(&metadata, 1), "namespace": text(&metadata, 3), "labels": labels}})
 }
 
-/// Sets the fields of `patch`. An API server does more: it knows lists that are merged, and fields
-/// that others own.
+/// Sets the fields of `patch`. A real API server does more: it merges some lists, and knows owners
+/// of fields.
 fn apply(object: &mut Value, patch: Value) {
     match (object, patch) {
         (Value::Object(fields), Value::Object(patch)) => {

@@ -1,4 +1,4 @@
-//! The chart gives the objects that kustomize gives, but for labels and annotations of Helm.
+//! The chart produces the same objects as kustomize, except for labels and annotations of Helm.
 
 use std::{fs, path::Path, process::Command};
 
@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 use super::{Objects, name, objects, proxy, rendered, template, tool};
 use crate::deploy::{folder, holder, only, read, secure::patched};
 
-/// Names of labels and annotations that the chart alone sets begin so.
+/// Prefixes of labels and annotations that only the chart sets.
 const OF_HELM: [&str; 2] = ["app.kubernetes.io/", "helm.sh/"];
 
-/// What kustomize makes of a folder of `deploy`.
+/// Renders a folder of `deploy` with kustomize.
 fn kustomized(path: &str) -> Option<Objects> {
     kustomized_in(&folder(), path)
 }
@@ -24,7 +24,7 @@ fn kustomized_in(folder: &Path, path: &str) -> Option<Objects> {
     Some(objects(&String::from_utf8_lossy(&done.stdout)))
 }
 
-/// What kustomize makes of these resources and components of `deploy`.
+/// Renders these resources and components of `deploy` with kustomize.
 fn composed(resources: &str, components: &str) -> Option<Objects> {
     let place = std::env::temp_dir().join(format!(
         "tripod-composed-{}-{}",
@@ -32,7 +32,7 @@ fn composed(resources: &str, components: &str) -> Option<Objects> {
         components.replace('/', "-").replace(", ", "-")
     ));
     fs::create_dir_all(&place).expect("a temporary folder");
-    // kustomize takes relative paths without links alone.
+    // kustomize accepts only relative paths without links.
     let mut copy = Command::new("cp");
     let copied = copy
         .arg("-r")
@@ -52,7 +52,7 @@ fn composed(resources: &str, components: &str) -> Option<Objects> {
     objects
 }
 
-/// Removes what the chart alone sets.
+/// Removes fields that only the chart sets.
 fn without_helm(mut objects: Objects) -> Objects {
     let clean = |metadata: &mut Value| {
         for field in ["labels", "annotations"] {
@@ -74,10 +74,11 @@ fn without_helm(mut objects: Objects) -> Objects {
     objects
 }
 
-/// What Helm makes of `values` is what kustomize makes of the base with `components`.
+/// Checks that Helm renders `values` to the same objects as kustomize renders the base with
+/// `components`.
 fn values_are_components(values: &[&str], components: &str) {
     let composed = composed("deploy/kustomize/base", components);
-    // Without one of the tools there is nothing to compare, which is said.
+    // Without one of the tools there is nothing to compare; the test says so.
     if let (Some(of_helm), Some(of_kustomize)) = (rendered(values), composed) {
         assert_eq!(without_helm(of_helm), of_kustomize, "{components}");
     }
@@ -157,7 +158,7 @@ fn monitoring_is_that_of_its_folder() {
     assert_eq!(dashboard["metadata"]["labels"]["grafana_dashboard"], "1");
 }
 
-/// The kustomization of docs/secure-metrics.md, and the value that means the same.
+/// The kustomization of docs/secure-metrics.md, and the equivalent value.
 #[test]
 fn metrics_over_tls_are_those_of_the_components() {
     let values = ["monitoring.enabled=true"];

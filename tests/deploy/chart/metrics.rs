@@ -1,4 +1,4 @@
-//! What the PodMonitor reads is served there: no alert fires because of values of the chart.
+//! The address that the PodMonitor reads is served: no values of the chart cause an alert.
 
 use serde_json::{Value, json};
 use tripod::{
@@ -13,7 +13,7 @@ const PLAIN: &str = "monitoring.scheme=http";
 /// The address of a node.
 const NODE: &str = "192.0.2.1";
 
-/// Returns with which scheme and at which port of the node the PodMonitor reads.
+/// Returns the scheme and the port of the node that the PodMonitor reads.
 fn read(objects: &Objects) -> (String, u16) {
     let monitor = &objects[&name("PodMonitor", "kube-proxy")];
     let endpoint = &monitor["spec"]["podMetricsEndpoints"][0];
@@ -34,7 +34,7 @@ fn read(objects: &Objects) -> (String, u16) {
     (scheme.to_owned(), port.parse().expect("a port"))
 }
 
-/// Returns with which schemes and at which ports of the node's address metrics are served.
+/// Returns the schemes and the ports of the node's address at which metrics are served.
 fn served(objects: &Objects) -> Vec<(String, u16)> {
     let container = &proxy(objects)["spec"]["template"]["spec"]["containers"][0];
     let command = container["command"].as_array().expect("a command").iter();
@@ -81,7 +81,7 @@ fn what_prometheus_reads_is_served() {
         };
         let (read, served) = (read(&objects), served(&objects));
         assert!(served.contains(&read), "{values:?}: {read:?} {served:?}");
-        // Reviews of tokens are allowed where they are made.
+        // Reviews of tokens are allowed where they are needed.
         let reviews = objects.contains_key(&name("ClusterRoleBinding", "tripod:auth-delegator"));
         let is_secure = served.iter().any(|(scheme, _)| scheme == "https");
         assert_eq!(reviews, is_secure, "{values:?}");
@@ -94,7 +94,7 @@ fn what_prometheus_reads_is_served() {
     assert!(why.contains(words), "{why}");
 }
 
-/// As kube-prometheus-stack wants them.
+/// As kube-prometheus-stack requires them.
 #[test]
 fn what_prometheus_selects_has_its_labels() {
     let labels = [MONITORING, "monitoring.labels.release=prometheus"];

@@ -1,7 +1,8 @@
 //! Fields of a message in the encoding of protocol buffers
 //! (https://protobuf.dev/programming-guides/encoding/), as far as a Secret needs them.
 
-/// What Kubernetes puts before a message (`runtime/serializer/protobuf` of k8s.io/apimachinery).
+/// The prefix that Kubernetes puts before a message (`runtime/serializer/protobuf` of
+/// k8s.io/apimachinery).
 pub const MAGIC: &[u8] = b"k8s\0";
 
 /// Returns the first field of that number that is text, bytes or a message.
@@ -9,7 +10,7 @@ pub fn bytes(message: &[u8], field: u64) -> Option<Vec<u8>> {
     all(message, field).into_iter().next()
 }
 
-/// Returns the fields of that number that are text, bytes or messages.
+/// Collects the fields of that number that are text, bytes or messages.
 pub fn all(message: &[u8], field: u64) -> Vec<Vec<u8>> {
     let mut found = Vec::new();
     let mut rest = message;

@@ -1,4 +1,4 @@
-//! What happens to the objects of a cluster when Helm installs and uninstalls the chart.
+//! Effects on the objects of a cluster when Helm installs and uninstalls the chart.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{NEW_CLUSTER, cluster::Cluster};
 
 /// The command of the chart's README, without a registry, and without the schema of the API server,
-/// which this one has not.
+/// which this server does not have.
 const TAKE_OVER: &str = "upgrade tripod helm/tripod --install --namespace kube-system \
     --set image.repository=tripod --take-ownership --force-conflicts --disable-openapi-validation";
 const UNINSTALL: &str = "uninstall tripod --namespace kube-system";
@@ -49,7 +49,7 @@ fn uninstall_keeps_the_kube_proxy_of_kubeadm() {
         assert!(cluster.names().contains("DaemonSet tripod-holder"));
         let uninstalled = cluster.helm(UNINSTALL).expect("Helm is there");
         uninstalled.expect("it is uninstalled");
-        // A Tripod that goes on may still read what it serves.
+        // A Tripod that continues to run may still read the objects that it serves.
         let kept = names(&[
             "ClusterRole tripod:kube-proxy",
             "ClusterRoleBinding tripod:kube-proxy",

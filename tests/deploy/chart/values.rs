@@ -1,4 +1,4 @@
-//! Values reach the objects, and values that cannot be meant are refused.
+//! Values take effect in the objects, and nonsensical values are refused.
 
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
@@ -28,7 +28,7 @@ const ADDITIONS: [&str; 14] = [
     "extraVolumeMounts[0].mountPath=/extra",
 ];
 
-/// Returns the containers of a DaemonSet, init containers first.
+/// All containers of a DaemonSet, init containers first.
 fn containers(set: &Value) -> Vec<&Value> {
     let pod = &set["spec"]["template"]["spec"];
     let lists = ["initContainers", "containers"].map(|list| pod[list].as_array());
@@ -104,7 +104,7 @@ fn additions_reach_the_pods() {
         let template = &set["spec"]["template"];
         let mut labels = before["spec"]["template"]["metadata"]["labels"].clone();
         labels["team"] = json!("net");
-        // What selects the pods stays.
+        // The selector of the pods does not change.
         assert_eq!(template["metadata"]["labels"], labels);
         let annotations = &template["metadata"]["annotations"];
         assert_eq!(*annotations, json!({"example.com/team": "net"}));
@@ -225,14 +225,14 @@ fn objects_and_pods_have_the_recommended_labels() {
     assert!(components.is_superset(&["proxy", "holder", "monitoring"].into()));
 }
 
-/// What stays confines itself as kustomize has it, or as is asked for; the init container, which
-/// ends, does not.
+/// Programs that stay running confine themselves as in kustomize, or as requested; the init
+/// container, which ends, does not.
 #[test]
 fn programs_confine_themselves() {
     for (value, expected) in [
         ("confine=files", "--confine=files"),
         ("confine=calls", "--confine=calls"),
-        // As values of an earlier version are, with which an upgrade may go on.
+        // As in values of an earlier version, with which an upgrade may continue.
         ("confine=null", "--confine=files"),
     ] {
         let values = [value, "flags={--v=2}"];

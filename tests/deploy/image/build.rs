@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::super::read;
 
-/// Returns buildah with a store of its own in `place`, which needs nothing of the kernel.
+/// Returns buildah with a separate store in `place`, which needs no support of the kernel.
 pub fn buildah(place: &Path) -> Command {
     let shown = |name: &str| place.join(name).display().to_string();
     let mut command = Command::new("buildah");
@@ -20,18 +20,18 @@ pub fn buildah(place: &Path) -> Command {
     command
 }
 
-/// Returns the text of the last stage of a Dockerfile.
+/// Reads the last stage of a Dockerfile.
 ///
-/// The stage before it, which compiles, needs an image of a registry: tests put what it
-/// makes into a folder that stands for it.
+/// The previous stage, which compiles, needs an image from a registry: tests put its result into a
+/// folder that represents it.
 pub fn last_stage(file: &str) -> String {
     let whole = read(file);
     let last = whole.rfind("\nFROM ").expect("two stages");
     whole[last + 1..].to_owned()
 }
 
-/// Has buildah follow the steps of `text`, where the folder `first` stands for the stage
-/// `build`, and name the result `tag`.
+/// Has buildah follow the steps of `text`, where the folder `first` represents the stage `build`,
+/// and name the result `tag`.
 pub fn build(
     place: &Path,
     text: &str,
@@ -52,7 +52,7 @@ pub fn build(
         .output()
 }
 
-/// Returns all that a command printed.
+/// Returns all output of a command.
 pub fn said(done: &Output) -> String {
     let [output, errors] = [&done.stdout, &done.stderr].map(|text| String::from_utf8_lossy(text));
     format!("{output}{errors}")
@@ -77,7 +77,7 @@ pub fn minimal(place: &Path, binary: &Path) -> Layout {
 pub struct Layout(PathBuf);
 
 impl Layout {
-    /// Returns that in `place`.
+    /// Returns the layout in `place`.
     pub fn of(place: &Path) -> Layout {
         Layout(place.join("layout"))
     }
@@ -101,14 +101,14 @@ impl Layout {
         json(&self.blob(&index["manifests"][0]))
     }
 
-    /// Returns the archives of the layers, the lowest first.
+    /// The archives of the layers, the lowest first.
     pub fn layers(&self) -> Vec<PathBuf> {
         let manifest = self.manifest();
         let layers = manifest["layers"].as_array().expect("layers").iter();
         layers.map(|layer| self.blob(layer)).collect()
     }
 
-    /// Returns what the image says of the process to start.
+    /// Returns the image's settings of the process to start.
     pub fn settings(&self) -> Value {
         json(&self.blob(&self.manifest()["config"]))["config"].clone()
     }
@@ -132,8 +132,8 @@ fn json(path: &Path) -> Value {
 }
 
 /// Tests do not run the first stage, whose image is in a registry. It has the compiler that
-/// Cargo.toml asks for, on the release of Debian that the last stage has, and the program is
-/// where the last stage takes it from.
+/// Cargo.toml requires, on the same release of Debian as the last stage, and the program is where
+/// the last stage expects it.
 #[test]
 fn the_stage_that_compiles_has_the_compiler_that_is_asked_for() {
     let of_repository = |file: &str| {

@@ -1,4 +1,4 @@
-//! What a runtime makes of a container of the DaemonSet: a bundle for runc (OCI runtime
+//! A container of the DaemonSet in the form of a runtime: a bundle for runc (OCI runtime
 //! specification).
 
 use std::{
@@ -21,7 +21,7 @@ const SECCOMP: &str = "/usr/share/containers/seccomp.json";
 pub enum Confinement {
     /// `privileged`: all capabilities, and /proc/sys can be written to.
     Privileged,
-    /// What its security context says.
+    /// The security context of the pod.
     OfPod,
 }
 
@@ -60,7 +60,7 @@ impl Bundle {
         spec["linux"]["namespaces"] = json!(namespaces);
         confine(&mut spec, container, confinement);
         let mounts = spec["mounts"].as_array_mut().expect("mounts");
-        // Of another network namespace's owner it cannot be mounted anew.
+        // It cannot be mounted again, because another user namespace owns the network namespace.
         mounts.retain(|mount| mount["destination"] != "/sys" && mount["type"] != "cgroup");
         for mount in container.volume_mounts.iter().flatten() {
             mounts.push(bind(
@@ -84,19 +84,19 @@ impl Bundle {
         }
     }
 
-    /// Returns the specification's file.
+    /// Path of the specification.
     pub fn config(&self) -> PathBuf {
         self.folder.join("config.json")
     }
 
-    /// Makes the lab's manifests those of the containers.
+    /// Gives the lab's manifests to the containers.
     pub fn publish(place: &Path, lab: &Lab) {
         let manifests = place.join("manifests");
         std::os::unix::fs::symlink(lab.manifests(), &manifests).expect("a link");
     }
 
     /// Returns runc with its options. It runs on the lab's node, whose network namespace
-    /// becomes that of the container, and of what is started in there later.
+    /// becomes that of the container and of processes that are started in it later.
     pub fn runc(&self, lab: &Lab) -> Command {
         // Not ip netns exec, which hides the mounts of cgroups.
         let mut command = die_with_parent("nsenter");
@@ -107,7 +107,7 @@ impl Bundle {
         command
     }
 
-    /// Returns what runs it.
+    /// Returns a command that runs it.
     pub fn run(&self, lab: &Lab) -> Command {
         let mut command = self.runc(lab);
         command
@@ -165,7 +165,7 @@ fn confine(spec: &mut Value, container: &Container, confinement: Confinement) {
     assert_eq!(context.read_only_root_filesystem, Some(true));
 }
 
-/// What the init container uses of all capabilities, as far as this process has them.
+/// The capabilities that the init container uses, as far as this process has them.
 const ALL: [&str; 5] = [
     "NET_ADMIN",
     "NET_RAW",

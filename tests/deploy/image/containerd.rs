@@ -1,5 +1,5 @@
-//! containerd with folders of its own, which imports the image, unpacks it, and has its
-//! shim start the containers.
+//! containerd with separate folders, which imports the image, unpacks it, and has its shim start
+//! the containers.
 
 use std::{
     fs,
@@ -14,7 +14,7 @@ use crate::lab::{Group, Lab, die_with_parent, eventually};
 /// The namespace of the images and containers of a kubelet.
 const NAMESPACE: &str = "k8s.io";
 const IMAGE: &str = "registry.example/tripod:test";
-/// The snapshotter that needs nothing of the kernel.
+/// The snapshotter that needs no support of the kernel.
 const SNAPSHOTTER: &str = "--snapshotter=native";
 
 /// Returns a program that `make test-all` unpacked.
@@ -23,7 +23,7 @@ fn tool(name: &str) -> PathBuf {
     tools.join(name)
 }
 
-/// Whether containerd can be run here.
+/// Whether containerd can run here.
 pub fn is_there() -> bool {
     tool("containerd").is_file()
 }
@@ -36,7 +36,7 @@ pub struct Containerd {
 }
 
 impl Containerd {
-    /// On the lab's node, whose network its containers have.
+    /// Starts it on the lab's node, whose network its containers have.
     pub fn start(lab: &Lab, place: &Path) -> Containerd {
         let folder = place.join("containerd");
         fs::create_dir_all(&folder).expect("a folder");
@@ -60,7 +60,7 @@ impl Containerd {
             .arg(format!("--net=/run/netns/{}", lab.node.name()))
             .arg(tool("containerd"))
             .args(["--config", &shown("config.toml")])
-            // Its shim is beside it.
+            // Its shim is next to it.
             .env("PATH", path)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -88,8 +88,8 @@ impl Containerd {
         command
     }
 
-    /// Imports the image in the folder `layout` and returns where its root is mounted:
-    /// writable, so that runc can make the places of mounts.
+    /// Imports the image in the folder `layout` and returns where its root is mounted: writable, so
+    /// that runc can create mount points.
     pub fn import(&self, layout: &Path) -> &Path {
         let archive = layout.with_extension("tar");
         let mut tar = Command::new("tar");
@@ -105,7 +105,7 @@ impl Containerd {
         &self.mounted
     }
 
-    /// Returns what runs the container of `bundle` by a shim.
+    /// Returns a command that runs the container of `bundle` by a shim.
     pub fn run(&self, bundle: &Bundle) -> Command {
         let mut command = self.ctr();
         command
@@ -118,7 +118,7 @@ impl Containerd {
         command
     }
 
-    /// Returns what a command in the container of `bundle` prints.
+    /// Runs a command in the container of `bundle`, and returns its output.
     pub fn exec(&self, bundle: &Bundle, words: &[&str]) -> String {
         let mut command = self.ctr();
         command.args(["tasks", "exec", "--exec-id=asked", "--fifo-dir"]);

@@ -1,6 +1,6 @@
-//! The image of `deploy/Dockerfile`, which has packages of Debian's. They come over the
-//! network, so that it is built outside of the sandbox, once. The layer with the packages is
-//! kept in `target/image` for later runs, until its steps or the base image change.
+//! The image of `deploy/Dockerfile`, which contains packages of Debian. They come over the network,
+//! so it is built once, outside of the sandbox. The layer with the packages is kept in
+//! `target/image` for later runs, until its steps or the base image change.
 
 use std::{
     fs::{self, File},
@@ -13,7 +13,7 @@ use std::{
 use super::build::{Layout, build, buildah, last_stage, said};
 use crate::lab::is_inside;
 
-/// The step that takes the program from the stage before.
+/// The step that copies the program from the previous stage.
 pub const COPY: &str = "COPY --from=build /src/target/static/tripod ";
 
 /// The name that keeps the layer with the packages from being removed.
@@ -43,7 +43,7 @@ fn built_in(place: &Path, binary: &Path) -> Result<(), String> {
             "there is no base image: make test-all INSTALL=yes makes it, as root".to_owned(),
         );
     }
-    // Other tests wait meanwhile.
+    // Other tests wait in the meantime.
     fs::create_dir_all(place).expect("a folder");
     let lock = File::create(place.join("lock")).expect("a file");
     lock.lock().expect("a lock");
@@ -55,8 +55,8 @@ fn built_in(place: &Path, binary: &Path) -> Result<(), String> {
     let program = first.join("src/target/static");
     fs::create_dir_all(&program).expect("a folder");
     fs::copy(binary, program.join("tripod")).expect("copying the binary");
-    // The sources of packages are this machine's. Of what apt fetches and makes of it, the
-    // settings of the registry's image keep nothing: here it stays outside.
+    // The package sources are those of this machine. The settings of the registry's image keep no
+    // files that apt fetches or makes: here they stay outside.
     let cache = place.join("cache");
     fs::create_dir_all(&cache).expect("a folder");
     let cache = format!("--volume={}:/var/cache/apt", cache.display());
@@ -77,7 +77,7 @@ fn built_in(place: &Path, binary: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Makes the archive `base` the image `name`, where it is not so already.
+/// Imports the archive `base` as the image `name`, unless that was done already.
 fn import(place: &Path, base: &Path, name: &str) {
     let made = |path: &Path| -> Option<SystemTime> { path.metadata().ok()?.modified().ok() };
     let imported = place.join("store/imported");

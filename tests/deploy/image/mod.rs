@@ -1,5 +1,5 @@
 //! The images of `deploy/Dockerfile` and `deploy/Dockerfile.minimal`, built by buildah and
-//! started by runc, and by containerd, as the DaemonSet asks for.
+//! started by runc, and by containerd, as the DaemonSet requests.
 
 mod build;
 mod bundle;
@@ -29,15 +29,15 @@ use self::{
 /// In the sandbox's own `/run`.
 const PLACE: &str = "/run/image";
 
-/// What Debian's packages may take in the image of `deploy/Dockerfile`: half as much again as
+/// Maximum size of Debian's packages in the image of `deploy/Dockerfile`: half as much again as
 /// when this was written.
 const PACKAGES_AT_MOST: u64 = 15_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Image {
-    /// Of `deploy/Dockerfile.minimal`: the program alone.
+    /// The image of `deploy/Dockerfile.minimal`: only the program.
     Minimal,
-    /// Of `deploy/Dockerfile`: beside packages of Debian's.
+    /// The image of `deploy/Dockerfile`: with packages of Debian.
     Debian,
 }
 
@@ -75,7 +75,7 @@ impl<'a> Unpacked<'a> {
         }
     }
 
-    /// Returns the containers of the DaemonSet with `root` as theirs.
+    /// Bundles of the DaemonSet's containers, with `root` as their root file system.
     fn bundles(&self, root: &Path) -> [Bundle; 2] {
         let pod = daemon_set().spec.unwrap().template.spec.unwrap();
         let init = &pod.init_containers.as_ref().unwrap()[0];
@@ -86,7 +86,7 @@ impl<'a> Unpacked<'a> {
         ]
     }
 
-    /// Makes what the pod's volumes bring.
+    /// Creates the content of the pod's volumes.
     fn mount(&self) {
         for folder in ["config", "findings", "modules", "succession"] {
             fs::create_dir_all(self.place.join(folder)).expect("a folder");
@@ -101,8 +101,8 @@ impl<'a> Unpacked<'a> {
         }
     }
 
-    /// Asserts that the image has the program under both names, that the first one is what is
-    /// started, and nothing that it need not have.
+    /// Asserts that the image has the program under both names, that it starts the first one, and
+    /// that it has nothing unnecessary.
     fn check_content(&self) {
         let entrypoint = json!(["/usr/local/bin/tripod"]);
         assert_eq!(self.layout.settings()["Entrypoint"], entrypoint);
@@ -131,7 +131,7 @@ impl<'a> Unpacked<'a> {
     }
 }
 
-/// Returns what is not a folder in the archive of a layer.
+/// Lists the files, without folders, in the archive of a layer.
 fn files(layer: &Path) -> Vec<String> {
     let done = Command::new("tar").arg("-tf").arg(layer).output();
     let done = done.expect("tar(1)");
@@ -141,14 +141,14 @@ fn files(layer: &Path) -> Vec<String> {
     files.map(str::to_owned).collect()
 }
 
-/// Ends the container, however the test ends: its processes are not the test's.
+/// Ends the container in any case: its processes are not children of the test.
 struct Container<'a> {
     lab: &'a Lab,
     bundle: &'a Bundle,
 }
 
 impl Container<'_> {
-    /// Returns what a command in the container prints; it must succeed.
+    /// Runs a command in the container, which must succeed, and returns its output.
     fn exec(&self, words: &[&str]) -> String {
         let mut command = self.bundle.runc(self.lab);
         let command = command.args(["exec", &self.bundle.name]).args(words);
@@ -167,7 +167,7 @@ impl Drop for Container<'_> {
     }
 }
 
-/// Hands a lab with a Service and the unpacked image to `body`.
+/// Passes a lab with a Service and the unpacked image to `body`.
 fn with_image(image: Image, body: impl FnOnce(&Lab, &Service, &Unpacked)) {
     let Some(binary) = chroot::static_binary() else {
         return;
@@ -195,7 +195,7 @@ fn with_image(image: Image, body: impl FnOnce(&Lab, &Service, &Unpacked)) {
     });
 }
 
-/// `status` asks within the container.
+/// `status` queries the status within the container.
 fn serves(lab: &Lab, service: &Service, image: Image, status: impl FnOnce() -> String) {
     for address in service.cluster() {
         for host in lab.cluster_clients() {
@@ -209,7 +209,7 @@ fn serves(lab: &Lab, service: &Service, image: Image, status: impl FnOnce() -> S
         ask(&lab.client, later.cluster()[0]).map_err(|error| error.to_string())
     });
     let words = status();
-    // Neither the runtime nor the image forbids what --confine=files takes.
+    // Neither the runtime nor the image forbids the calls that --confine=files takes.
     assert!(!words.contains("not confined"), "{words}");
     let [_, mode] = image.mode();
     let runs = |line: &str| line.split_whitespace().eq(["mode", mode]);
@@ -219,7 +219,7 @@ fn serves(lab: &Lab, service: &Service, image: Image, status: impl FnOnce() -> S
     );
 }
 
-/// Starts the containers by runc, one after the other, and hands the one that stays to `body`.
+/// Starts the containers by runc, one after the other, and passes the running one to `body`.
 fn serves_in_runc(
     lab: &Lab,
     service: &Service,
@@ -275,7 +275,7 @@ fn with_iptables_it_serves_in_containerd() {
     serves_in_containerd(Image::Debian);
 }
 
-/// Asserts that rules for Services are those of `engine`, by the image's own programs.
+/// Asserts that rules for Services are written with `engine`, by the image's own programs.
 fn serves_with_iptables(engine: &str, prepare: impl FnOnce(&Lab)) {
     with_image(Image::Debian, |lab, service, unpacked| {
         prepare(lab);
@@ -299,7 +299,7 @@ fn with_iptables_it_serves_as_the_daemon_set_starts_it() {
 #[test]
 fn with_iptables_it_serves_in_the_legacy_engine() {
     serves_with_iptables("legacy", |lab| {
-        // By this the kubelet says which engine the node has.
+        // By this the kubelet shows which engine the node has.
         for program in ["iptables", "ip6tables"] {
             let chain = "-w 5 -t mangle -N KUBE-IPTABLES-HINT";
             lab.node.show(&format!("{program}-legacy {chain}"));

@@ -1,5 +1,5 @@
-//! A release: all that `make dist` makes is there and the same for both architectures; what is
-//! published can be verified with the commands of `docs/verifying.md`, and nothing else.
+//! A release: all results of `make dist` exist and are the same for both architectures; published
+//! files can be verified with the commands of `docs/verifying.md`, without any others.
 
 mod publish;
 mod registry;
@@ -17,17 +17,17 @@ use crate::lab::{is_installed, path_with_tools, skip};
 const MANIFEST: &str = env!("CARGO_MANIFEST_DIR");
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The architectures, as programs, Debian and images name them.
+/// The architectures, under the names of programs, Debian and images.
 const ARCHITECTURES: [(&str, &str); 2] = [("x86_64", "amd64"), ("aarch64", "arm64")];
 
-/// Runs a command, which must succeed, and returns what it prints.
+/// Runs a command, which must succeed, and returns its output.
 fn done(command: &mut Command) -> String {
     let output = command.output().expect("running it");
     assert!(output.status.success(), "{command:?}: {}", said(&output));
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Returns a `PATH` with what `make test-all` installed.
+/// Returns a `PATH` with the programs that `make test-all` installed.
 fn path() -> String {
     format!("{MANIFEST}/target/tools/helm:{}", path_with_tools())
 }
@@ -78,7 +78,7 @@ fn sum(path: &Path) -> String {
     printed.split(' ').next().expect("a sum").to_owned()
 }
 
-/// Returns the files of a folder and below, by their paths from there, with their sums.
+/// Computes the sums of the files of a folder and below, by their relative paths.
 fn sums(folder: &Path) -> BTreeMap<String, String> {
     let mut command = Command::new("find");
     command.args([".", "-type", "f", "-exec", "sha256sum", "--", "{}", "+"]);
@@ -194,7 +194,7 @@ fn a_release_has_the_same_for_both_architectures() {
     fs::remove_dir_all(place).expect("removing what was made");
 }
 
-/// Everything that is missing is named, before anything is built.
+/// All missing files are named, before anything is built.
 #[test]
 fn an_image_that_cannot_be_built_says_what_is_missing() {
     let empty = Path::new(MANIFEST).join("target/release-without-bases");

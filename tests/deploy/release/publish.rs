@@ -26,7 +26,8 @@ const PLACE: &str = "/run/release";
 /// The part of the repository that the chart is in.
 const CHART: &str = "/charts/tripod";
 
-/// What a user has: a folder with the files of a release and the public key, and a registry.
+/// The environment of a user: a folder with the files of a release and the public key, and a
+/// registry.
 struct User {
     folder: PathBuf,
     registry: Registry,
@@ -44,7 +45,7 @@ impl User {
         command
     }
 
-    /// Runs the block of commands of the page that has `word`, on a part of the repository.
+    /// Runs the block of commands of the page that contains `word`, on a part of the repository.
     fn block(&self, word: &str, part: &str, tag: &str) -> Result<(), String> {
         let page = fs::read_to_string(Path::new(MANIFEST).join("docs/verifying.md"));
         let page = page.expect("the page");
@@ -81,7 +82,7 @@ impl User {
         succeeds(pull.args(["pull", &chart, "--version", VERSION, "--destination=chart"]))
     }
 
-    /// Returns where the registry has the manifest with this tag.
+    /// Returns where the registry stores the manifest with this tag.
     fn manifest(&self, part: &str, tag: &str) -> PathBuf {
         let mut command = self.command("skopeo");
         let name = format!("docker://{}{part}:{tag}", self.repository());
@@ -91,7 +92,7 @@ impl User {
         self.registry.object(&format!("sha256:{}", sum(&file)))
     }
 
-    /// Returns the image of an architecture, pulled from the registry.
+    /// Pulls the image of an architecture from the registry.
     fn pull(&self, architecture: &str) -> PathBuf {
         let place = self.folder.join(architecture);
         fs::create_dir(&place).expect("a folder");
@@ -163,7 +164,7 @@ fn release(place: &Path, [x86_64, aarch64]: &[PathBuf; 2], key: &Path) -> PathBu
     dist
 }
 
-/// Runs `body` while the byte of `file` after `text`, or in its middle, is another one.
+/// Runs `body` while the byte of `file` after `text`, or in its middle, is changed.
 fn with_changed_byte<T>(file: &Path, text: &str, body: impl FnOnce() -> T) -> T {
     let original = fs::read(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
     let text = text.as_bytes();
@@ -175,7 +176,7 @@ fn with_changed_byte<T>(file: &Path, text: &str, body: impl FnOnce() -> T) -> T 
         None => original.len() / 2,
     };
     let mut changed = original.clone();
-    // A digit, so that JSON, base64 and hexadecimal numbers remain what they are.
+    // A digit, so that JSON, base64 and hexadecimal numbers stay valid.
     changed[at] = if original[at] == b'0' { b'1' } else { b'0' };
     fs::write(file, changed).expect("writing");
     let returned = body();
@@ -230,18 +231,18 @@ fn both_architectures_and_the_chart_come_back() {
 
 type Verify = fn(&User) -> Result<(), String>;
 
-/// Something that the commands of the page read.
+/// A file that the commands of the page read.
 struct Case {
     name: &'static str,
     verify: Verify,
     file: PathBuf,
-    /// The byte that changes is the one after this text; if there is no text, that in the middle.
+    /// The changed byte is the one after this text; without a text, that in the middle.
     text: String,
-    /// Part of what the commands print then.
+    /// Part of the resulting output of the commands.
     refusal: &'static str,
 }
 
-/// Returns everything that the commands of the page read.
+/// Lists all files that the commands of the page read.
 fn cases(user: &User) -> Vec<Case> {
     let json = |file: &Path| -> Value {
         serde_json::from_slice(&fs::read(file).expect("a manifest")).expect("JSON")

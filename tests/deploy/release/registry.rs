@@ -65,7 +65,7 @@ impl Registry {
         }
     }
 
-    /// Returns the file of the certificate that programs in Go trust by `SSL_CERT_FILE`.
+    /// Path of the certificate that programs in Go trust by `SSL_CERT_FILE`.
     pub fn certificate(&self) -> PathBuf {
         self.folder.join("tls.crt")
     }

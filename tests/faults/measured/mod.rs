@@ -1,12 +1,12 @@
 //! Figures of docs/reliability.md that tests measure.
 //!
-//! What `make acceptance` and `make simulate` measure is kept in docs/reliability.csv, from
-//! which the document takes it. Tests print it with [`measured`].
+//! Results of `make acceptance` and `make simulate` are stored in docs/reliability.csv, from which
+//! the document takes them. Tests print them with [`measured`].
 //!
 //! - [`upgrades`]: calls in userspace mode while one process replaces another.
-//! - [`overload`]: what floods of one Service cost in userspace mode, and how long another one
-//!   takes.
-//! - [`simulation`]: what happened in long runs of the simulation of each mode.
+//! - [`overload`]: costs of floods of one Service in userspace mode, and the latency of another
+//!   one.
+//! - [`simulation`]: results of long runs of the simulation of each mode.
 
 mod overload;
 mod simulation;
@@ -25,7 +25,7 @@ use std::{
 
 use crate::lab::{Capture, figure};
 
-/// The beginning of lines that are kept.
+/// The beginning of lines that are stored.
 const KEPT: &str = "FIGURE measured ";
 
 const HEADER: &str = "test,mode,figure,value";
@@ -43,8 +43,8 @@ struct Name {
 #[derive(Debug, Default, PartialEq)]
 struct Figures(BTreeMap<Name, f64>);
 
-/// Reports that `test` measured `value` with `capture`. Only what is measured with the sizes of
-/// `make acceptance` is to be kept.
+/// Reports that `test` measured `value` with `capture`. Only results with the sizes of `make
+/// acceptance` should be stored.
 pub fn measured(test: &str, capture: Capture, name: &str, value: f64) {
     figure(&format!("measured {test},{},{name}", capture.name()), value);
 }
@@ -139,7 +139,7 @@ fn milliseconds(value: f64) -> String {
     }
 }
 
-/// Keeps what a run measured; for tests that were not run the older figures stay.
+/// Stores the results of a run; for tests that were not run the older figures stay.
 #[test]
 #[ignore = "writes docs/reliability.csv from the log that TRIPOD_FIGURES_LOG names"]
 fn keep() {

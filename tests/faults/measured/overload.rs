@@ -1,4 +1,4 @@
-//! What floods of one Service cost, and how long calls of another one take; the tests are
+//! Costs of floods of one Service, and the latency of calls of another one; the tests are
 //! `userspace::overload`.
 
 use std::fmt::Write as _;
@@ -18,7 +18,7 @@ is never reached, and that the first Service is served within a second after its
 |---|---|---|---|---|
 ";
 
-/// Tests, with what they do, and the memory limit of each.
+/// Tests with a description, and the memory limit of each.
 const LOADS: [(&str, &str, &str); 7] = [
     (
         "a_flood_that_memory_ends",

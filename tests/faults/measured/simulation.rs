@@ -1,5 +1,4 @@
-//! What happened in long runs of the simulation of each mode; the simulation is
-//! `src/simulation/`.
+//! Results of long runs of the simulation of each mode; the simulation is `src/simulation/`.
 
 use std::fmt::Write as _;
 
@@ -90,8 +89,8 @@ const MODES: [(&str, &str); 8] = [
     ("local", "userspace, local capture"),
 ];
 
-/// Adds its part to the document. A run that violates a property ends there and has no
-/// figures, so its mode has no row.
+/// Adds its part to the document. A run that violates a property ends there and has no figures, so
+/// its mode has no row.
 pub fn write(text: &mut String, figures: &Figures) {
     text.push_str(HEAD);
     let measured = MODES

@@ -1,4 +1,4 @@
-//! What upgrades, restarts and crashes interrupt; the tests are
+//! Interruptions by upgrades, restarts and crashes; the tests are
 //! `userspace::{succession,gap,upgrades}`, `modes::surge` and `modes::switching`.
 
 use std::fmt::Write as _;

@@ -1,4 +1,4 @@
-//! What happens to a node.
+//! The events of a node.
 
 use std::{
     io::Write,
@@ -20,7 +20,7 @@ pub enum Place {
     Guest,
 }
 
-/// Something that happens to the node while Tripod serves.
+/// An event on the node while Tripod serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     FlushRuleset,
@@ -98,7 +98,7 @@ impl Event {
         }
     }
 
-    /// Returns whether it is tried in `mode` at `place`.
+    /// Returns whether it is tested in `mode` at `place`.
     pub fn is_tried_at(self, mode: Mode, place: Place) -> bool {
         let elsewhere = match place {
             Place::Host => self.is_of_kernel(),
@@ -113,7 +113,7 @@ impl Event {
         of_kernel.contains(&self)
     }
 
-    /// Returns whether it is tried in `mode`.
+    /// Returns whether it is tested in `mode`.
     pub fn is_tried(self, mode: Mode) -> bool {
         let ipvs = mode == Mode::Ipvs;
         match self {
@@ -134,7 +134,7 @@ impl Event {
         matches!(self, Event::Suspend | Event::FullConntrack)
     }
 
-    /// Makes it happen.
+    /// Triggers the event.
     pub fn happen(self, lab: &Lab, tripod: &Tripod) {
         let node = &lab.node;
         match self {
@@ -168,7 +168,7 @@ impl Event {
         }
     }
 
-    /// Ends what [`lasts`](Self::lasts).
+    /// Ends an event that [`lasts`](Self::lasts).
     pub fn end(self, tripod: &Tripod) {
         match self {
             Event::Suspend => tripod.thaw(),
@@ -195,7 +195,7 @@ fn address_again(node: &Host) {
 
 const PROGRAMS: [&str; 2] = ["iptables", "ip6tables"];
 
-/// What dockerd writes when it starts (moby, `libnetwork/drivers/bridge/setup_ip_tables.go`),
+/// Rules that dockerd writes when it starts (moby, `libnetwork/drivers/bridge/setup_ip_tables.go`),
 /// after the rules of a network plugin.
 const DOCKER: [&str; 10] = [
     "-A FORWARD -s 10.244.0.0/24 -j ACCEPT",

@@ -1,9 +1,9 @@
-//! What is lost, mode by mode.
+//! The expected losses, mode by mode.
 
 use super::event::Event;
 use crate::faults::fault::Mode;
 
-/// What happens to new calls.
+/// The expected effect on new calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum New {
     /// All are answered.
@@ -16,7 +16,7 @@ pub enum New {
     Fail,
 }
 
-/// What happens to open connections on which nothing is sent meanwhile.
+/// The expected effect on open connections that are idle meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Open {
     GoOn,
@@ -26,7 +26,7 @@ pub enum Open {
     Reset,
 }
 
-/// Returns what is asserted, and what the document says.
+/// Returns the loss that is asserted, and documented.
 pub fn loss(mode: Mode, event: Event) -> (New, Open) {
     (new(mode, event), open(mode, event))
 }
@@ -42,13 +42,13 @@ fn new(mode: Mode, event: Event) -> New {
         }
         Event::FlushRoutes if mode == Mode::Local => New::FailAtFirst,
         // The kernel removes the IPv6 routes with the link (`addrconf_ifdown`): until they are
-        // back, some milliseconds later, callers learn that there is no route.
+        // back, some milliseconds later, callers are told that there is no route.
         Event::LoopbackDown if mode == Mode::Local => New::FailAtFirst,
         Event::ClearServers | Event::FlushSets | Event::ServiceLinkDeleted => New::FailAtFirst,
-        // Until it is noticed that the address is back, nothing listens there.
+        // Until the address is noticed again, nothing listens there.
         Event::AddressAgain if matches!(mode, Mode::Ipvs | Mode::Local) => New::FailAtFirst,
-        // Neighbours are resolved anew, which takes a second if the first solicitation is
-        // lost (RETRANS_TIMER, RFC 4861 section 10).
+        // Neighbours are resolved again, which takes a second if the first solicitation is lost
+        // (RETRANS_TIMER, RFC 4861 section 10).
         Event::ReplaceLink => New::FailAtFirst,
         Event::Suspend if userspace => New::Wait,
         // Local capture does not need connection tracking.

@@ -1,10 +1,10 @@
-//! What other programs, an administrator and the machine do to a node while Tripod
-//! serves: what is lost, and for how long.
+//! Effects of other programs, an administrator and the machine on a node while Tripod serves: the
+//! losses, and their duration.
 //!
-//! - [`event`]: what happens.
-//! - [`expected`]: what is lost. Begin there.
+//! - [`event`]: the events.
+//! - [`expected`]: the losses. Begin there.
 //! - [`run`]: how events are caused and observed.
-//! - [`table`]: how it is shown, in docs/reliability.md.
+//! - [`table`]: the presentation in docs/reliability.md.
 
 mod event;
 mod expected;
@@ -26,7 +26,7 @@ in_each_mode! {
     host_userspace_local: Local,
 }
 
-/// What affects a whole kernel is tried in a guest. That kernel has no nf_tables.
+/// Events that affect a whole kernel are tested in a guest. That kernel has no nf_tables.
 #[test]
 fn guest_full_other_modes() {
     in_guest(Profile::Full, &["faults::node::in_guest_modes::"], &[]);
@@ -54,7 +54,7 @@ mod in_guest_modes {
     }
 }
 
-/// In the guest ipvs mode calls this, where everything of that mode is tried.
+/// In the guest ipvs mode calls this; all events of that mode are tested there.
 fn on_host(mode: Mode) {
     let place = match mode {
         Mode::Ipvs => Place::Guest,

@@ -1,4 +1,4 @@
-//! Makes events happen, and observes what is lost.
+//! Triggers events, and observes the losses.
 
 use std::{
     io::{self, Read, Write},
@@ -26,19 +26,19 @@ const SOON: Duration = Duration::from_secs(20);
 const AT_FIRST: Duration = Duration::from_secs(6);
 /// The same in the guest kernel, where each system call is slow.
 const AT_FIRST_IN_GUEST: Duration = Duration::from_secs(12);
-/// How long without an answer counts as silence: less than the second after which a SYN that was
-/// lost is sent again (RFC 6298).
+/// Time without an answer that counts as silence: less than the second after which a lost SYN is
+/// sent again (RFC 6298).
 const SILENCE: Duration = Duration::from_millis(900);
-/// How long an answer may take that is on its way.
+/// Time limit for an answer that is on its way.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long an event lasts that does not end by itself.
+/// Duration of an event that does not end by itself.
 const WHILE: Duration = Duration::from_secs(1);
 
 /// The caller, and the address that it calls.
 type Target<'a> = (&'a Host, SocketAddr);
 
-/// Returns what was not as expected for all events of a mode at `place`, which happen to
-/// one process.
+/// Returns the deviations from the expected results for all events of a mode at `place`, which
+/// happen to one process.
 pub fn all(mode: Mode, place: Place) -> Vec<String> {
     let mut lab = Lab::new(Capture::Redirect);
     lab.add_backends(&["a"]);
@@ -93,12 +93,12 @@ struct Bench<'a> {
     web: Service,
 }
 
-/// What was seen.
+/// The observed results.
 #[derive(Default)]
 struct Seen {
     /// New calls that were not answered.
     failed: Vec<String>,
-    /// New calls that were answered when the event was over.
+    /// Number of new calls that were answered after the event was over.
     waited: usize,
     /// Numbers of open connections that were reset: those to node ports, and others.
     reset: [usize; 2],
@@ -223,7 +223,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Returns whether the kernel holds everything that it is to hold.
+    /// Returns whether the kernel has the complete desired state.
     fn is_whole(&self, event: Event) -> Result<(), String> {
         if event == Event::NewAddress {
             let at = SocketAddr::from(([192, 0, 2, 11], self.web.node_port()));

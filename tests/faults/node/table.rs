@@ -1,4 +1,4 @@
-//! The part of docs/reliability.md about what happens to a node.
+//! The part of docs/reliability.md about events of a node.
 
 use std::fmt::Write as _;
 

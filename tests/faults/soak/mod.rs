@@ -1,10 +1,10 @@
-//! Changes for a long time under traffic: no call fails, and what the process and the kernel hold
-//! does not grow.
+//! Changes for a long time under traffic: no call fails, and the resources of the process and the
+//! kernel do not grow.
 //!
 //! `make test-all` runs this for some seconds in each mode, `make soak` for an hour.
 //!
-//! - [`run`]: what changes, who calls, and what has to hold.
-//! - [`sample`]: what is measured meanwhile.
+//! - [`run`]: the changes, the callers, and the invariants.
+//! - [`sample`]: the measurements meanwhile.
 //! - [`report`]: the samples as a plot and a table, in docs/reliability.md.
 
 pub mod report;

@@ -35,7 +35,7 @@ fn docs(file: &str) -> PathBuf {
         .join(file)
 }
 
-/// Returns the samples of each mode, by its name.
+/// Reads the samples of each mode, by its name.
 fn read() -> Samples {
     let text = fs::read_to_string(docs("soak.csv")).expect("docs/soak.csv");
     let mut samples = Samples::new();
@@ -78,7 +78,7 @@ pub fn write(text: &mut String) {
     );
 }
 
-/// A panel of the plot: its title, and what it shows.
+/// A panel of the plot: its title, and its figure.
 type Panel = (&'static str, fn(&Sample) -> f64);
 
 const PANELS: [Panel; 4] = [
@@ -138,11 +138,11 @@ fn plot(samples: &Samples, path: &Path) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Returns the samples among the lines that a run printed, by mode.
+/// Parses the samples among the printed lines of a run, by mode.
 fn printed(log: &str) -> Samples {
     let mut samples = Samples::new();
     for line in log.lines() {
-        // What ran in a guest is printed there, and again at the end of the guest.
+        // Lines of a guest are printed in the guest, and again at its end.
         let figure = line.split_once("FIGURE ").map(|(_, figure)| figure);
         let figure = figure.map(|figure| figure.strip_prefix("guest, ").unwrap_or(figure));
         let soak = figure.and_then(|figure| figure.strip_prefix("soak "));

@@ -1,4 +1,4 @@
-//! Services come, go and change their endpoints while others are called.
+//! Services are added, removed and get other endpoints while others are called.
 
 use std::{
     io,
@@ -25,23 +25,23 @@ use crate::{
 const CHANGES: u32 = 10;
 /// Calls per second of each of two callers.
 const CALLS: u32 = 25;
-/// One in this many calls is over UDP.
+/// One in this many calls uses UDP.
 const UDP_SHARE: u64 = 5;
 /// Number of connections that are open all the time.
 const OPEN: usize = 12;
-/// Their ports, below what `net.ipv4.ip_local_port_range` gives to others.
+/// Their ports, below the range of `net.ipv4.ip_local_port_range`.
 const OPEN_FROM: RangeFrom<u16> = 10_000..;
-/// Services that come and go.
+/// Number of Services that are added and removed.
 const COMING: u8 = 40;
 /// Number of samples of a run.
 const SAMPLES: u32 = 120;
 const SOON: Duration = Duration::from_secs(30);
-/// Time after the last change until everything that came and went is gone: UDP flows end
-/// after they were idle for 30 s.
+/// Time after the last change until all temporary objects are gone: UDP flows end after they were
+/// idle for 30 s.
 const GONE: Duration = Duration::from_secs(60);
-/// How many more entries of connection tracking there may be by chance.
+/// Tolerance for the number of entries of connection tracking.
 const MORE_FLOWS: u64 = 100;
-/// How much more memory the process may need after the first quarter of the time, in KiB.
+/// Additional memory that the process may need after the first quarter of the time, in KiB.
 const SLACK: u64 = 4096;
 
 /// The endpoints of a Service, one choice after the other.
@@ -106,7 +106,7 @@ fn start(mode: Mode, lab: &Lab) -> Tripod {
         .args(["--strict-proxy-mode", "--v=1", "--hostname-override=node"])
         .arg("--manifests")
         .arg(lab.manifests())
-        // Pods are on one bridge: their answers have to come through the node.
+        // Pods are on one bridge: their answers must pass the node.
         .arg("--masquerade-all")
         .arg("--conntrack-max-per-core=0");
     Tripod::start_on(&lab.node, command)
@@ -167,8 +167,7 @@ fn under_calls<T>(lab: &Lab, addresses: &[SocketAddr], body: impl FnOnce(&Calls)
 
 /// Asks over a new connection. Its port is one that no call had for minutes: IPVS finds the
 /// connection of an answer by client and real server (`ip_vs_conn_out_get`), and finds the
-/// wrong one if a client calls two Services from one port and both send it to the same
-/// endpoint.
+/// wrong one if a client calls two Services from one port and both choose the same endpoint.
 fn call(lab: &Lab, to: SocketAddr) -> io::Result<()> {
     say(&mut tcp_from_new_port(&lab.client, to)?, "name").map(drop)
 }
@@ -188,8 +187,8 @@ fn open(lab: &Lab, addresses: &[SocketAddr]) -> Vec<(SocketAddr, TcpStream)> {
     opened.collect()
 }
 
-/// Asks from a new socket, and once more if need be: a datagram may be on its way to an endpoint
-/// that leaves, or its answer on the way back; UDP leaves such losses to the program.
+/// Asks from a new socket, and once more if necessary: a datagram may be on its way to a removed
+/// endpoint, or its answer on the way back; UDP leaves such losses to the program.
 fn datagram(lab: &Lab, to: SocketAddr) -> io::Result<()> {
     let socket = udp(&lab.client, to)?;
     let first = udp_say(&socket, "first");
@@ -202,7 +201,7 @@ fn at_pace(calls: &Calls, call: impl Fn(u64) -> (String, io::Result<()>)) {
         if calls.over.load(Relaxed) {
             break;
         }
-        // This is the pace itself, not a wait for something.
+        // This sleep sets the pace; it is not a wait for something.
         let due = Duration::from_secs(1) * number as u32 / CALLS;
         thread::sleep(due.saturating_sub(begun.elapsed()));
         let began = begun.elapsed();
@@ -215,7 +214,7 @@ fn at_pace(calls: &Calls, call: impl Fn(u64) -> (String, io::Result<()>)) {
     }
 }
 
-/// Changes Services for `length`. Returns what was measured meanwhile.
+/// Changes Services for `length`. Returns the measurements meanwhile.
 fn churn(
     mode: Mode,
     lab: &Lab,

@@ -1,4 +1,4 @@
-//! What is measured, one line each.
+//! The measurements, one line each.
 
 use std::{fmt, fs, str::FromStr, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::{
 /// Defines a struct of numbers that are written side by side, in this order.
 macro_rules! sample {
     ($($(#[$doc:meta])+ $name:ident,)+) => {
-        /// What there was at one moment.
+        /// The measurements at one moment.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Sample {
             $($(#[$doc])+ pub $name: u64,)+
@@ -37,7 +37,7 @@ sample! {
     memory_kib,
     /// Open descriptors of the process.
     descriptors,
-    /// What the mode has in the kernel, counted in lines of its lists.
+    /// Objects of the mode in the kernel, counted in lines of the listings.
     objects,
     /// Entries of connection tracking.
     flows,
@@ -82,7 +82,7 @@ impl FromStr for Sample {
     }
 }
 
-/// Counts what the kernel holds of a mode, by the lines of the programs that list it.
+/// Counts the objects of a mode in the kernel, by the lines of the programs that list them.
 pub fn objects(mode: Mode, lab: &Lab) -> u64 {
     let lists: &[&str] = match mode {
         Mode::Ipvs => &[

@@ -26,8 +26,8 @@ fn a_dummy_link_holds_addresses_and_gives_none_away() {
                 outcome.expect("an address");
             }
         }
-        // Labelled with the link's name, as kube-proxy's are; unlike those, not to be
-        // chosen as the source of other packets.
+        // Labelled with the link's name, like kube-proxy's; unlike those, never chosen as the
+        // source of other packets.
         let shown = lines("ip -o -4 addr show dev kube-ipvs0").join("\n");
         for address in ["10.96.0.1/32", "10.96.0.10/32"] {
             let line = format!("inet {address} scope host kube-ipvs0");

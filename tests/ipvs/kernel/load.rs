@@ -1,4 +1,4 @@
-//! As many servers and members as a large cluster has.
+//! As many servers and members as in a large cluster.
 
 use std::time::{Duration, Instant};
 
@@ -13,8 +13,8 @@ use crate::lab::{figure, run};
 
 const SERVICES: u32 = 5_000;
 const ENDPOINTS: u32 = 5;
-/// Time limit for adding everything and for listing everything; the guest shares its
-/// processor with other work of the machine. The figures say how long each takes.
+/// Time limit for adding everything and for listing everything; the guest shares its processor with
+/// other work of the machine. The printed figures are the actual times.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn timed<T>(what: &str, act: impl FnOnce() -> T) -> T {

@@ -1,5 +1,5 @@
-//! What random programs do in this kernel, which the simulated one must do as well.
-//! `UPDATE_GOLDEN=1` writes the record anew.
+//! The results of random programs in this kernel, which the simulated one must reproduce.
+//! `UPDATE_GOLDEN=1` rewrites the record.
 
 #[path = "../../../crates/simulated/src/ipvs/tests/programs.rs"]
 mod programs;

@@ -13,8 +13,8 @@ fn ipvs_is_found_again_when_its_module_was_loaded_anew() {
         let id = tcp("10.96.0.1:80");
         let server = VirtualServer::new(id, "wrr");
         let real = masqueraded("10.244.0.1:80", 1);
-        // Each begins with a number that is no longer IPVS's: a dump, a single request, a
-        // batch of changes.
+        // Each begins with a number that IPVS no longer has: a dump, a single request, a batch of
+        // changes.
         for first in 0..3 {
             ipvs.add(&server).expect("adding");
             ipvs.delete(&id).expect("deleting");

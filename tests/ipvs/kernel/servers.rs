@@ -142,7 +142,7 @@ fn real_servers_are_what_ipvsadm_says_they_are() {
 
         let drained = masqueraded("10.244.0.1:8080", 0);
         let deletion = Change::DeleteReal(four, reals[1].address);
-        // Deleting what is gone already is no error.
+        // Deleting a missing object is no error.
         make(
             &mut ipvs,
             &[
@@ -209,7 +209,7 @@ fn each_change_of_a_batch_has_its_own_outcome() {
         let outcomes = ipvs.apply(&again).expect("the socket");
         assert_eq!(outcomes.len(), 200);
         assert!(outcomes.iter().all(Result::is_err));
-        // The socket is still in step after that many refusals.
+        // The socket is still in step after all these refusals.
         assert_eq!(ipvs.list().expect("listing").len(), 1);
     });
 }
@@ -279,7 +279,7 @@ fn what_a_killed_trial_left_is_no_obstacle_to_the_next() {
     });
 }
 
-/// Returns those of `names` that no scheduler of this kernel has.
+/// Returns those of `names` for which this kernel has no scheduler.
 fn missing<'a>(ipvs: &mut Ipvs, names: &[&'a str]) -> Vec<&'a str> {
     let names = names.iter().copied();
     names

@@ -1,4 +1,4 @@
-//! Netlink requests that fail when a test wants it.
+//! Netlink requests that fail when a test requests it.
 
 use std::{
     fs,
@@ -33,17 +33,17 @@ impl Netlink {
         }
     }
 
-    /// Has the library intercept the requests of `command`.
+    /// Makes the library intercept the requests of `command`.
     pub fn come_between(&self, command: &mut Command) {
         command.env("LD_PRELOAD", &self.library);
     }
 
-    /// Has each request fail from now on.
+    /// Makes each request fail from now on.
     pub fn fail(&self) {
         fs::write(Path::new(FOLDER).join("fails"), "").expect("a file");
     }
 
-    /// Has no request fail any more.
+    /// Ends the failures.
     pub fn mend(&self) {
         let _ = fs::remove_file(Path::new(FOLDER).join("fails"));
     }

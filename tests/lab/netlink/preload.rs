@@ -22,7 +22,7 @@ unsafe extern "C" {
     fn __errno_location() -> *mut c_int;
 }
 
-/// Returns whether a request of `socket` is to fail.
+/// Returns whether a request of `socket` should fail.
 fn fails(socket: c_int) -> bool {
     let mut address = [0_u8; ADDRESS];
     let mut length = ADDRESS as u32;
@@ -37,10 +37,10 @@ fn fails(socket: c_int) -> bool {
 /// Defines functions that replace those of libc whose first argument is a socket.
 macro_rules! stand_before {
     ($($name:literal $function:ident($($argument:ident: $type:ty),*);)*) => { $(
-        /// Does what libc's function does, unless requests are to fail.
+        /// Calls libc's function, unless requests should fail.
         ///
         /// # Safety
-        /// As of libc's function.
+        /// The same as for libc's function.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $function(socket: c_int, $($argument: $type),*) -> isize {
             type Function = unsafe extern "C" fn(c_int, $($type),*) -> isize;
