@@ -1,7 +1,7 @@
 //! Rulesets in the format of `iptables-save`, compared as `tests/vectors/README.md` describes: the
 //! order of chains does not matter, that of rules in a chain does.
 //!
-//! kube-proxy writes Services in random order, so two rules may be swapped if no packet
+//! kube-proxy writes Services in random order, so two rules may be swapped unless some packet
 //! matches both.
 
 use std::{
@@ -13,8 +13,8 @@ use std::{
 
 use ipnet::IpNet;
 
-/// The chains of all tables, with their rules. The kernel's own chains are left out while
-/// they are empty.
+/// The chains of all tables, with their rules. The kernel's own chains are left out if they are
+/// empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ruleset(BTreeMap<ChainName, Vec<Words>>);
 
@@ -32,8 +32,8 @@ pub struct ChainName {
 pub struct Words(Vec<String>);
 
 impl Ruleset {
-    /// Parses the output of `iptables-save`, or input of `iptables-restore`. Policies and counters
-    /// are left out.
+    /// Parses output of `iptables-save` or input of `iptables-restore`. Policies and counters are
+    /// left out.
     ///
     /// # Panics
     /// At a line that is neither.
@@ -73,13 +73,13 @@ impl Ruleset {
         chains
     }
 
-    /// Returns the rules without the chains for which `leave_out` is true.
+    /// Drops the chains for which `leave_out` is true.
     pub fn without(mut self, leave_out: impl Fn(&ChainName) -> bool) -> Ruleset {
         self.0.retain(|name, _| !leave_out(name));
         self
     }
 
-    /// Lists the differences in `other`, one line each; empty: they are equal.
+    /// Lists the differences from `other`, one per line; empty if the two are equal.
     pub fn differences(&self, other: &Ruleset) -> Vec<String> {
         let mut found = Vec::new();
         let names: BTreeSet<&ChainName> = self.0.keys().chain(other.0.keys()).collect();
@@ -111,7 +111,7 @@ fn differences(expected: &[Words], given: &[Words]) -> Vec<String> {
     if !found.is_empty() {
         return found;
     }
-    // The rules are the same: are those that can match one packet in the same order?
+    // The rules are the same; now compare the order of those that can match the same packet.
     let order = |rules: &[Words], a: &Words, b: &Words| {
         let at = |rule: &Words| rules.iter().position(|other| other == rule);
         at(a) < at(b)
@@ -128,7 +128,7 @@ fn differences(expected: &[Words], given: &[Words]) -> Vec<String> {
 }
 
 impl Words {
-    /// Returns what follows `option`; `None`: it is negated or absent.
+    /// The value of `option`; `None` if it is negated or absent.
     pub fn value(&self, option: &str) -> Option<&str> {
         let at = self.0.iter().position(|word| word == option)?;
         let negated = at > 0 && self.0[at - 1] == "!";
@@ -138,7 +138,7 @@ impl Words {
             .map(|word| &**word)
     }
 
-    /// Returns the rule without its comment, which matters to no packet.
+    /// The rule without its comment, which matters to no packet.
     fn without_comment(&self) -> Vec<&str> {
         let mut words = self.0.iter().map(String::as_str);
         let mut found = Vec::new();
@@ -152,8 +152,8 @@ impl Words {
         found
     }
 
-    /// Returns whether some packet could match both rules, judging by address, protocol
-    /// and port of the destination.
+    /// Whether some packet could match both rules, judging by destination address, protocol and
+    /// port.
     fn overlaps(&self, other: &Words) -> bool {
         let both = |option| Some((self.value(option)?, other.value(option)?));
         let net = |text: &str| -> Option<IpNet> {
@@ -173,8 +173,7 @@ impl Words {
     }
 }
 
-/// Returns the words of a line, with double quotes and backslashes as `iptables-restore`
-/// reads them.
+/// Splits a line into words; quotes and backslashes mean what they mean to `iptables-restore`.
 fn words(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
@@ -212,22 +211,21 @@ impl fmt::Display for Words {
 /// One recorded case of `tests/vectors`.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// Its folder's name.
     pub name: String,
     /// The folder with its files.
     pub path: PathBuf,
-    /// Flags of the run in addition to those of all runs.
+    /// Flags of this run in addition to [`FLAGS`].
     pub args: Vec<String>,
 }
 
-/// Flags that all recordings were made with.
+/// Flags used for all recordings.
 pub const FLAGS: [&str; 3] = [
     "--hostname-override=lab-node",
     "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48",
     "--conntrack-max-per-core=0",
 ];
 
-/// Returns all recorded cases, by name.
+/// Reads all recorded cases, sorted by name.
 ///
 /// # Panics
 /// If they cannot be read.
@@ -261,7 +259,7 @@ fn vectors() -> PathBuf {
 }
 
 impl Case {
-    /// Returns the text of one of its files, such as `iptables/ip6tables-save.txt`.
+    /// Reads one of its files, such as `iptables/ip6tables-save.txt`.
     ///
     /// # Panics
     /// If it cannot be read.

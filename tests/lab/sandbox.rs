@@ -1,7 +1,7 @@
-//! A sandbox for each test: the test binary is started again for that one test, in new
-//! user (when not root), network and mount namespaces with an empty `/run`. Whatever a
-//! test leaves behind, even when it is killed, ends with the sandbox; and no root is
-//! needed where user namespaces are allowed.
+//! A sandbox for each test: the test binary is started again for that one test, in new user (when
+//! not root), network and mount namespaces with an empty `/run`. Whatever a test leaves behind
+//! disappears with the sandbox, even when the test is killed; and no root is needed where user
+//! namespaces are allowed.
 
 use std::{
     io::Read,
@@ -21,30 +21,30 @@ use super::process::{Group, die_with_parent};
 /// Tells the binary that it runs in a sandbox.
 const INSIDE: &str = "TRIPOD_LAB_SANDBOX";
 
-/// Returns the longest time that one test may take: with the sizes of the acceptance
-/// list, or with each feature left out in turn, some take half an hour. It only ends a test that
-/// hangs; a guest lives less long (`lab::uml`, `conformance`), so that its console is shown.
+/// The longest that one test may take: with the sizes of the acceptance list, or with each feature
+/// left out in turn, some take half an hour. This only ends a test that hangs; a guest has a
+/// shorter limit (`lab::uml`, `conformance`), so that its console is shown.
 fn lifetime() -> Duration {
     let much = acceptance() || std::env::var_os("TRIPOD_CONFORMANCE_WITHOUT").is_some();
     Duration::from_secs(if much { 3600 } else { 1200 }).max(soak_length() + SOAK_ENDS)
 }
 
-/// How long starting and ending a long run takes.
+/// Time allowed for starting and ending a long run.
 pub const SOAK_ENDS: Duration = Duration::from_secs(300);
 
-/// Returns how long Services are changed under traffic: `TRIPOD_SOAK`, in seconds.
+/// How long to change Services under traffic: `TRIPOD_SOAK`, in seconds.
 pub fn soak_length() -> Duration {
     let asked = std::env::var("TRIPOD_SOAK").ok();
     let seconds = asked.and_then(|seconds| seconds.parse().ok());
     Duration::from_secs(seconds.unwrap_or(10))
 }
 
-/// Returns whether a long run was requested, whose figures are kept.
+/// Whether a long run was requested, whose figures are kept.
 pub fn is_soak() -> bool {
     std::env::var_os("TRIPOD_SOAK").is_some()
 }
 
-/// Runs `body`, which is a whole test, in a sandbox.
+/// Runs `body`, a whole test, in a sandbox.
 pub fn run(body: impl FnOnce()) {
     if is_inside() {
         return body();
@@ -69,16 +69,16 @@ pub fn run(body: impl FnOnce()) {
             print_uncaptured(line);
         }
     }
-    // A run of no tests would pass as well.
+    // A run of no tests would also pass.
     if !passed || !output.contains("1 passed") {
-        // What libtest prints at its end is long, and far away in the output.
+        // libtest prints the failure at its end, which is long and far down in the output.
         print_uncaptured(&format!("FAILURE {name}: {}", reason(&output)));
         panic!("{name} failed in its sandbox:\n{output}");
     }
 }
 
-/// Reports the processor time of all children for `tests/times.sh`, which is that of the test where
-/// nextest gives each test a process, and the group of the test.
+/// Reports the processor time of all children, and the group of the test, for `tests/times.sh`.
+/// nextest gives each test a process, so this is the time of the test.
 fn report_cpu() {
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN).expect("the usage of children");
     let seconds = |time: TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
@@ -88,8 +88,8 @@ fn report_cpu() {
     }
 }
 
-/// Returns in one line why a test failed that printed `output`, at most [`MOST_OF_REASON`]
-/// characters.
+/// Says in one line, of at most [`MOST_OF_REASON`] characters, why a test that printed `output`
+/// failed.
 fn reason(output: &str) -> String {
     let lines = output
         .lines()
@@ -105,7 +105,7 @@ fn reason(output: &str) -> String {
 /// Enough for a message and the first lines of a log.
 const MOST_OF_REASON: usize = 1500;
 
-/// Returns whether this is the process that was started again for one test.
+/// Whether this is the process that was started again for one test.
 pub fn is_inside() -> bool {
     std::env::var_os(INSIDE).is_some()
 }
@@ -117,8 +117,7 @@ pub fn figure(name: &str, value: impl std::fmt::Display) {
     println!("\n{FIGURE}{name}: {value}");
 }
 
-/// Returns whether tests run with the sizes of the acceptance list instead of those for
-/// everyday runs.
+/// Whether tests run with the sizes of the acceptance list instead of those for everyday runs.
 pub fn acceptance() -> bool {
     std::env::var_os("TRIPOD_ACCEPTANCE").is_some()
 }
@@ -156,7 +155,7 @@ fn no_sandbox() -> Option<&'static str> {
         .as_deref()
 }
 
-/// Runs a command to its end. Returns whether it succeeded, and what it printed.
+/// Runs a command to its end. Returns whether it succeeded, and its output.
 fn finish(mut command: Command) -> (bool, String) {
     let (mut reader, writer) = std::io::pipe().expect("a pipe");
     command
@@ -181,7 +180,7 @@ fn finish(mut command: Command) -> (bool, String) {
     let status = group.wait_until(Instant::now() + lifetime());
     let late = status.is_none();
     drop(group);
-    // A process that left the group may keep the pipe open for ever.
+    // A process that left the group may keep the pipe open forever.
     let _ = end.recv_timeout(Duration::from_secs(10));
     let mut output = String::from_utf8_lossy(&lock(&output)).into_owned();
     if late {

@@ -1,8 +1,8 @@
-//! ServicePorts made by hand, for the tests of planning: those of the library, which
-//! includes this file in `services`, of the test suite, and of the benches.
+//! ServicePorts made by hand, for planning tests of the library (which includes this file in
+//! `services`) and of the test suite, and for the benches.
 //!
-//! A test changes only what it is about:
-//! `ServicePort { node_port: Some(30_000), ..service_port("web", [10, 0, 0, 1]) }`.
+//! A test changes only the fields it is about: `ServicePort { node_port: Some(30_000),
+//! ..service_port("web", [10, 0, 0, 1]) }`.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -15,8 +15,7 @@ use tripod::services::{
     TrafficPolicy,
 };
 
-/// Returns the name that prints as `text`: `namespace/name`, or the name of a
-/// Service in `default`.
+/// The name that prints as `text`: `namespace/name`, or the name of a Service in `default`.
 pub fn service_name(text: &str) -> ServiceName {
     let (namespace, name) = text.split_once('/').unwrap_or(("default", text));
     ServiceName {
@@ -25,8 +24,8 @@ pub fn service_name(text: &str) -> ServiceName {
     }
 }
 
-/// Returns the name of a TCP port over IPv4 that prints as `text`:
-/// `namespace/name:port`, where namespace and port may be left out.
+/// The name of an IPv4 TCP port that prints as `text`: `namespace/name:port`, where namespace and
+/// port may be left out.
 pub fn port_name(text: &str) -> ServicePortName {
     let (service, port) = text.split_once(':').unwrap_or((text, ""));
     let parts = NameParts {
@@ -38,8 +37,8 @@ pub fn port_name(text: &str) -> ServicePortName {
     parts.into()
 }
 
-/// Returns a ServicePort named by `text` as in [`port_name`], with port 80 on
-/// `cluster_ip` and its family, open to all, and without endpoints.
+/// A ServicePort named by `text` as in [`port_name`], with port 80 on `cluster_ip` and its family,
+/// open to all, and without endpoints.
 pub fn service_port(text: &str, cluster_ip: impl Into<IpAddr>) -> ServicePort {
     let cluster_ip = cluster_ip.into();
     ServicePort {
@@ -60,7 +59,7 @@ pub fn service_port(text: &str, cluster_ip: impl Into<IpAddr>) -> ServicePort {
     }
 }
 
-/// Returns an endpoint on another node that is ready and has the usual weight.
+/// An endpoint on another node that is ready and has the usual weight.
 pub fn endpoint(address: impl Into<SocketAddr>) -> Endpoint {
     Endpoint {
         address: address.into(),
@@ -73,8 +72,8 @@ pub fn endpoint(address: impl Into<SocketAddr>) -> Endpoint {
     }
 }
 
-/// Returns `all` as the endpoints of a ServicePort: each takes traffic with
-/// policy Cluster, and those of this node traffic with policy Local.
+/// Makes `all` the endpoints of a ServicePort: each takes traffic with policy Cluster, and those of
+/// this node traffic with policy Local.
 pub fn endpoints(all: impl IntoIterator<Item = Endpoint>) -> Arc<Endpoints> {
     let mut all: Vec<Endpoint> = all.into_iter().collect();
     all.sort_by_key(|endpoint| endpoint.address);

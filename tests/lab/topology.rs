@@ -1,4 +1,4 @@
-//! The usual laboratory, and changes of its parts.
+//! The usual laboratory, and ways to change its parts.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -17,8 +17,8 @@ pub enum Capture {
 }
 
 impl Capture {
-    /// Returns the value of the flag. In a guest kernel where only one way can work the
-    /// value is `auto`, and the runner checks the result.
+    /// The flag's value. In a guest kernel that supports only one of the ways, the value is `auto`,
+    /// and the runner checks the result.
     pub fn flag(self) -> String {
         std::env::var("TRIPOD_LAB_CAPTURE").unwrap_or_else(|_| self.name().into())
     }
@@ -38,14 +38,13 @@ pub struct Lab {
     pub client: Host,
     pub outside: Host,
     pub backends: Vec<Backend>,
-    /// Last, so that namespaces of pods are dropped before it.
+    /// Last, so that the namespaces of pods are dropped first.
     pub node: Host,
     manifests: PathBuf,
 }
 
 impl Lab {
-    /// Returns a node, a client pod, an outside host and a folder of manifests, still
-    /// empty.
+    /// Builds a node, a client pod, an outside host and an empty folder of manifests.
     pub fn new(capture: Capture) -> Lab {
         let node = Host::new("node", Ipv4Addr::new(192, 0, 2, 10), v6(0xdb8, 0x10));
         let outside = Host::new("outside", Ipv4Addr::new(192, 0, 2, 20), v6(0xdb8, 0x20));
@@ -55,8 +54,8 @@ impl Lab {
             "addr add 10.244.0.1/24 dev cni0",
             "addr add fd00:244::1/64 dev cni0 nodad",
         ]);
-        // It also answers calls of service addresses that are not captured: it has no
-        // route for them and says so.
+        // It also answers calls to service addresses that are not captured: it has no route to them
+        // and says so.
         outside.ip(&[
             "route add unreachable default",
             "route add unreachable ::/0",
@@ -81,15 +80,13 @@ impl Lab {
         connect(&self.node, &self.outside);
     }
 
-    /// Runs `body`, which is a whole test, in a lab with backends `a`, `b` and `c` whose
-    /// node can redirect.
+    /// Runs `body`, a whole test, in a lab with backends `a`, `b` and `c` whose node can redirect.
     pub fn run(body: impl FnOnce(&mut Lab)) {
         sandbox::run(|| {
             body(Lab::new(Capture::Redirect).three_backends());
         });
     }
 
-    /// Adds backends `a`, `b` and `c`.
     pub fn three_backends(&mut self) -> &mut Lab {
         self.add_backends(&["a", "b", "c"])
     }
@@ -110,8 +107,8 @@ impl Lab {
             .unwrap_or_else(|| panic!("no backend {name}"))
     }
 
-    /// Writes a Service to the folder, with these backends as its ready endpoints; it
-    /// replaces the one of the same name.
+    /// Writes a Service to the folder, with these backends as its ready endpoints; it replaces any
+    /// Service of the same name.
     pub fn publish(&self, service: &Service, endpoints: &[&str]) {
         let chosen = endpoints
             .iter()
@@ -120,7 +117,7 @@ impl Lab {
         self.publish_endpoints(service, &chosen);
     }
 
-    /// As [`Lab::publish`], with all backends.
+    /// Like [`Lab::publish`], with all backends.
     pub fn publish_all(&self, service: &Service) {
         let names = self.backends.iter().map(Backend::name).collect::<Vec<_>>();
         self.publish(service, &names);
@@ -149,7 +146,7 @@ impl Lab {
         self.remove(&format!("{}.json", service.name));
     }
 
-    /// Writes a file of the folder as careful editors do: under another name, then renamed.
+    /// Writes a file to the folder as careful editors do: under another name, then renamed.
     pub fn write(&self, file: &str, content: &str) {
         let aside = self.manifests.join(format!(".{file}.new"));
         std::fs::write(&aside, content).expect("writing a manifest");
@@ -169,13 +166,12 @@ impl Lab {
         Tripod::start(self)
     }
 
-    /// Returns the clients that may call a Service's cluster IP: a pod, and the node
-    /// itself.
+    /// The clients that may call a Service's cluster IP: a pod, and the node itself.
     pub fn cluster_clients(&self) -> [&Host; 2] {
         [&self.client, &self.node]
     }
 
-    /// Returns a further source address for the client pod, of the family of `family_of`.
+    /// Gives the client pod another source address, of the family of `family_of`.
     pub fn another_source(&self, family_of: IpAddr, number: u8) -> SocketAddr {
         let (address, length) = match family_of {
             IpAddr::V4(_) => (IpAddr::V4(Ipv4Addr::new(10, 244, 0, 100 + number)), 32),
@@ -221,10 +217,10 @@ fn v6(second: u16, last: u16) -> Ipv6Addr {
     Ipv6Addr::new(0x2001, second, 0, 0, 0, 0, 0, last)
 }
 
-/// Returns a pod on the node's bridge, with the node as its default gateway.
+/// A pod on the node's bridge, with the node as its default gateway.
 fn pod(node: &Host, name: &str, number: u8) -> Host {
     let v4 = Ipv4Addr::new(10, 244, 0, number);
-    // The decimal digits of the number, also in the IPv6 address.
+    // The number's decimal digits, in the IPv6 address as well.
     let v6: Ipv6Addr = format!("fd00:244::{number}").parse().expect("an address");
     let host = Host::new(name, v4, v6);
     node.ip(&[

@@ -17,13 +17,12 @@ use super::process::Group;
 use super::topology::Lab;
 use super::wait::eventually;
 
-/// Returns the binary under test; `TRIPOD` names another than the one built with the
-/// tests.
+/// The binary under test: the one in `TRIPOD`, or the one built with the tests.
 pub fn tripod_binary() -> PathBuf {
     std::env::var_os("TRIPOD").map_or_else(|| env!("CARGO_BIN_EXE_tripod").into(), Into::into)
 }
 
-/// Longest time from the start to readiness. It only ends a test that hangs.
+/// The longest time from start to readiness. It only ends a test that hangs.
 const READY: Duration = Duration::from_secs(180);
 
 /// Adds a flag, unless `command` has it already.
@@ -49,7 +48,7 @@ impl Tripod {
     pub fn start(lab: &Lab) -> Tripod {
         let mut tripod = Tripod::launch(lab, lab.node.command(tripod_binary()));
         tripod.wait_ready(&lab.node);
-        // With `auto`, it must have chosen what works here.
+        // With `auto`, it must have chosen the way that works here.
         for family in ["IPv4", "IPv6"]
             .iter()
             .filter(|_| lab.capture.flag() == "auto")
@@ -60,7 +59,7 @@ impl Tripod {
         tripod
     }
 
-    /// As [`Tripod::start`], with a low limit on open files and further flags.
+    /// Like [`Tripod::start`], with a low limit on open files and further flags.
     pub fn start_with_descriptors(lab: &Lab, limit: usize, flags: &[&str]) -> Tripod {
         let mut command = lab.node.command("sh");
         command
@@ -70,14 +69,14 @@ impl Tripod {
         Tripod::start_as(lab, command)
     }
 
-    /// As [`Tripod::start`], with further flags.
+    /// Like [`Tripod::start`], with further flags.
     pub fn start_with(lab: &Lab, flags: &[&str]) -> Tripod {
         let mut command = lab.node.command(tripod_binary());
         command.args(flags);
         Tripod::start_as(lab, command)
     }
 
-    /// As [`Tripod::start`], with a command of the caller's, to which flags are added.
+    /// Like [`Tripod::start`], with the caller's command, to which flags are added.
     pub fn start_as(lab: &Lab, command: Command) -> Tripod {
         let mut tripod = Tripod::launch(lab, command);
         tripod.wait_ready(&lab.node);
@@ -90,26 +89,26 @@ impl Tripod {
             .arg(format!("--userspace-capture={}", lab.capture.flag()))
             .arg("--manifests")
             .arg(lab.manifests())
-            // The networks of pods, which distinguish them from callers outside.
+            // The pod networks, which distinguish pods from outside callers.
             .arg("--cluster-cidr=10.244.0.0/24,fd00:244::/64")
             .args(["--hostname-override", "node"])
             .arg("--userspace-drain-timeout=1s")
             .args(["--ipvs-scheduler", "wrr", "--v", "2"])
             .args(["--metrics-bind-address", "127.0.0.1:10249"]);
-        // A change that is not noticed must not be repaired by a periodic full sync.
+        // A periodic full sync must not repair a change that went unnoticed.
         add_unless_given(&mut command, "--iptables-sync-period", "1h");
         add_unless_given(&mut command, "--udp-timeout", "2s");
         Tripod::spawn(command)
     }
 
-    /// Starts another process on the node, in `mode`, and waits until it is in force. Its
+    /// Starts another process on the node, in `mode`, and waits until its rules are applied. Its
     /// ports depend on its `number`, so that it can start while another runs.
     pub fn start_beside(lab: &Lab, mode: &str, number: u16, flags: &[&str]) -> Tripod {
         let command = lab.node.command(tripod_binary());
         Tripod::start_beside_as(command, lab, mode, number, flags)
     }
 
-    /// As [`Tripod::start_beside`], as the DaemonSet's pod.
+    /// Like [`Tripod::start_beside`], as the DaemonSet's pod.
     pub fn start_pod_beside(lab: &Lab, mode: &str, number: u16, flags: &[&str]) -> Tripod {
         init_container(&lab.node, &format!("--proxy-mode={mode}"));
         Tripod::start_beside_as(in_container(&lab.node), lab, mode, number, flags)
@@ -149,7 +148,7 @@ impl Tripod {
         tripod
     }
 
-    /// Starts a complete command, and waits for nothing.
+    /// Starts a complete command without waiting for anything.
     pub fn spawn(mut command: Command) -> Tripod {
         command
             .stdin(Stdio::null())
@@ -192,12 +191,12 @@ impl Tripod {
         self.process.pid()
     }
 
-    /// Returns what it has logged so far.
+    /// Everything logged so far.
     pub fn log(&self) -> String {
         self.log.lock().expect("no holder panics").clone()
     }
 
-    /// Returns how many lines of the log contain all of `words`.
+    /// Counts the lines of the log that contain all of `words`.
     pub fn logged(&self, words: &[&str]) -> usize {
         self.log()
             .lines()
@@ -205,7 +204,7 @@ impl Tripod {
             .count()
     }
 
-    /// Waits until exactly one line of the log has all these words: what a sync found
+    /// Waits until exactly one line of the log has all these words: anything that a sync finds
     /// unsupported is logged after the sync, when calls may have been answered already.
     pub fn logs_once(&self, words: &[&str]) {
         let what = format!("the log says {words:?}");
@@ -217,8 +216,8 @@ impl Tripod {
         });
     }
 
-    /// Waits until a line of the log has all these words: what was logged before another event
-    /// is copied from a pipe, and may come later here.
+    /// Waits until a line of the log has all these words: the log is copied from a pipe, so a line
+    /// logged before some other event may arrive here after it.
     pub fn logs(&self, words: &[&str]) {
         let what = format!("the log says {words:?}");
         eventually(&what, Duration::from_secs(20), || {
@@ -229,14 +228,14 @@ impl Tripod {
         });
     }
 
-    /// Returns the sum of a metric over its labels; `None`: there is no such metric.
+    /// The sum of a metric over its labels; `None` if there is no such metric.
     pub fn metric(&self, node: &Host, name: &str) -> Option<f64> {
         let [value] = self.metrics(node, [name]);
         value
     }
 
-    /// As [`Tripod::metric`], of several metrics at one moment. A process that has too much to do
-    /// may not answer each request.
+    /// Like [`Tripod::metric`], for several metrics at one moment. An overloaded process may not
+    /// answer each request.
     pub fn metrics<const N: usize>(&self, node: &Host, names: [&str; N]) -> [Option<f64>; N] {
         let at = ([127, 0, 0, 1], 10249).into();
         let answer = eventually("metrics are answered", Duration::from_secs(60), || {
@@ -251,7 +250,7 @@ impl Tripod {
         names.map(|name| sum(&answer, name))
     }
 
-    /// Returns whether the process has not ended.
+    /// Whether the process is still running.
     fn is_running(&self) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()));
         // Field 3 of proc_pid_stat(5); the name in parentheses, field 2, may hold spaces. A zombie
@@ -260,7 +259,7 @@ impl Tripod {
         state.is_some_and(|(_, state)| !state.starts_with('Z'))
     }
 
-    /// Returns the resident memory in KiB.
+    /// Resident memory in KiB.
     pub fn resident_kib(&self) -> u64 {
         self.memory("VmRSS:")
     }
@@ -280,15 +279,14 @@ impl Tripod {
             .expect("memory of a running process")
     }
 
-    /// Returns how many descriptors it has open.
+    /// The number of open descriptors.
     pub fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid()))
             .expect("a running process")
             .count()
     }
 
-    /// Returns a description of its descriptors: the number of each kind, and its sockets
-    /// one by one.
+    /// Describes its descriptors: the number of each kind, and its sockets one by one.
     pub fn open_files(&self, node: &Host) -> String {
         let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
         let folder = format!("/proc/{}/fd", self.pid());
@@ -305,14 +303,14 @@ impl Tripod {
         format!("{kinds:?}\n{}", String::from_utf8_lossy(&sockets))
     }
 
-    /// Checks that it takes little processor time while it has nothing to do. What it did before
-    /// may take some seconds to end on a slow machine; a process that spins does so all the time.
+    /// Checks that it takes little processor time while it has nothing to do. On a slow machine
+    /// earlier work may take some seconds to end; a process that spins does so all the time.
     pub fn spends_little_time(&self) {
         let window = Duration::from_secs(1);
         let mut seen = Vec::new();
         for _ in 0..5 {
             let start = self.processor_time();
-            // The length of the measurement, not a wait for something.
+            // The length of the measurement; nothing is awaited.
             std::thread::sleep(window);
             let busy = self.processor_time() - start;
             if busy < window / 4 {
@@ -323,12 +321,12 @@ impl Tripod {
         panic!("{seen:?} of processor time, each in {window:?}");
     }
 
-    /// Returns the processor time used so far.
+    /// The processor time used so far.
     pub fn processor_time(&self) -> Duration {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()));
         let stat = stat.expect("a running process");
-        // Fields 14 and 15 of proc_pid_stat(5); the name in parentheses, field
-        // 2, may hold spaces. A tick is 10 ms on every Linux of today.
+        // Fields 14 and 15 of proc_pid_stat(5); the name in parentheses, field 2, may hold spaces.
+        // A tick is 10 ms on every Linux today.
         let after_name = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
         let ticks: u64 = after_name
             .split(' ')
@@ -345,17 +343,17 @@ impl Tripod {
         self.ended()
     }
 
-    /// Sends SIGTERM, and waits for nothing.
+    /// Sends SIGTERM without waiting for the end.
     pub fn ask_to_end(&self) {
         self.process.signal(Signal::SIGTERM);
     }
 
-    /// Returns its exit status after [`Tripod::ask_to_end`].
+    /// Waits for the end after [`Tripod::ask_to_end`]. Returns the exit status.
     pub fn ended(&mut self) -> ExitStatus {
         self.ended_within(Duration::from_secs(30))
     }
 
-    /// As [`Tripod::ended`], with another time limit.
+    /// Like [`Tripod::ended`], with another time limit.
     pub fn ended_within(&mut self, limit: Duration) -> ExitStatus {
         let ended = self.process.wait_until(Instant::now() + limit);
         ended.unwrap_or_else(|| panic!("tripod does not end within {limit:?} of SIGTERM"))
@@ -370,18 +368,18 @@ impl Tripod {
         self.process.signal(Signal::SIGSTOP);
     }
 
-    /// Sends SIGCONT: the process goes on after [`Tripod::freeze`].
+    /// Sends SIGCONT: the process continues after [`Tripod::freeze`].
     pub fn thaw(&self) {
         self.process.signal(Signal::SIGCONT);
     }
 
-    /// Returns the most memory that was ever resident, in KiB.
+    /// Peak resident memory, in KiB.
     pub fn resident_peak_kib(&self) -> u64 {
         self.memory("VmHWM:")
     }
 }
 
-/// Returns the sum of a metric over its labels in the answer of `/metrics`.
+/// Sums a metric over its labels in an answer of `/metrics`.
 fn sum(answer: &str, name: &str) -> Option<f64> {
     let values = answer.lines().filter_map(|line| {
         let rest = line.strip_prefix(name)?;
@@ -393,7 +391,7 @@ fn sum(answer: &str, name: &str) -> Option<f64> {
     values.fold(None, |sum, value| Some(sum.unwrap_or(0.0) + value))
 }
 
-/// Returns one HTTP answer, head and body.
+/// Gets one HTTP answer, head and body.
 pub fn get(host: &Host, at: SocketAddr, path: &str) -> std::io::Result<String> {
     let mut stream = call::tcp(host, at)?;
     write!(

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Calls `observe` until it succeeds; panics with the last reason if it has not within
+/// Calls `observe` until it succeeds; panics with the last reason if it does not succeed within
 /// `within`.
 pub fn eventually<T>(
     what: &str,

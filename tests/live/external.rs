@@ -7,7 +7,7 @@ use serde_json::json;
 use super::{Cluster, NFTABLES, SOON, kubelet::Fault};
 use crate::lab::{eventually, run, tripod_binary};
 
-/// What a cluster refuses is not tried, and the row says why.
+/// Features that the cluster refuses are not tested, and the row says why.
 #[test]
 fn external_addresses_that_are_refused_are_skipped() {
     run(|| {
@@ -23,7 +23,7 @@ fn external_addresses_that_are_refused_are_skipped() {
         assert_eq!(tested.with("skipped"), skipped, "{tested:?}");
         let words = "the API server refuses to patch services/status in namespace";
         assert!(tested.text.contains(words), "{tested:?}");
-        // Who asks for health checks needs no address of a load balancer.
+        // A test of health checks needs no load-balancer address.
         let passed = tested.with("passed");
         for name in ["external IP", "health-check node port"] {
             assert!(passed.contains(name), "{name}: {tested:?}");
@@ -53,8 +53,8 @@ fn load_balancers_that_do_not_do_as_promised_are_found() {
     });
 }
 
-/// Addresses of Services that are there are not taken from them; where none is left, that is
-/// said, and nothing is waited for.
+/// The addresses of existing Services are not taken; where none is left, the report says so and
+/// nothing waits.
 #[test]
 fn networks_that_services_have_used_up_are_named() {
     run(|| {

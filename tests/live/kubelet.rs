@@ -1,5 +1,5 @@
-//! What a cluster does with the pods and Services that are made: it starts the pods'
-//! processes, says that they are ready, and keeps EndpointSlices.
+//! The cluster's part in running pods and Services: it starts the pods' processes, says that they
+//! are ready, and keeps EndpointSlices.
 
 use std::{
     collections::BTreeMap,
@@ -23,13 +23,13 @@ use crate::{
     lab::{Group, Host, eventually, tripod_binary},
 };
 
-/// What it does otherwise than a cluster would.
+/// A way in which it differs from a real cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     None,
     /// No pod starts.
     NoPods,
-    /// The slices have another server's address in the place of `here-2`.
+    /// The slices have another server's address in place of that of `here-2`.
     Stranger,
 }
 
@@ -142,7 +142,7 @@ impl Work {
             .collect();
         assert_eq!(command[0], "/usr/local/bin/tripod");
         let arguments = &command[1..];
-        // The others have theirs in the order in which they come, which differs from run to run.
+        // The others are numbered as they come, an order that differs from run to run.
         let number = if name == "here-2" { HERE_2 } else { self.next };
         self.next += u8::from(number == self.next);
         let host = self.network.pod(name, on, number);
@@ -180,7 +180,7 @@ impl Work {
         }
     }
 
-    /// Puts a slice in its place, if it differs.
+    /// Stores a slice if it differs from the stored one.
     fn keep(&self, slice: Value) {
         let text = |field: &str| slice["metadata"][field].as_str().expect("text");
         let (namespace, name) = (text("namespace"), text("name"));

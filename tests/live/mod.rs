@@ -1,5 +1,5 @@
-//! `tripod test` beside a Tripod that runs: the API server is one of `api`, and the
-//! kubelet and the controllers are played by the test.
+//! `tripod test` alongside a running Tripod: the API server is one of `api`, and the test plays the
+//! kubelet and the controllers.
 
 mod external;
 mod kubelet;
@@ -99,7 +99,7 @@ impl Cluster {
         }
     }
 
-    /// The command that tries this cluster from its node.
+    /// The command that tests this cluster from its node.
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = self.network.node.command(tripod_binary());
         command
@@ -110,7 +110,7 @@ impl Cluster {
         command
     }
 
-    /// A kubeconfig that names files by whole paths, and a DaemonSet with an image.
+    /// A kubeconfig that names files by absolute paths, and a DaemonSet with an image.
     fn inline_kubeconfig(&self) -> std::path::PathBuf {
         let daemon_set = json!({
             "apiVersion": "apps/v1", "kind": "DaemonSet",
@@ -139,7 +139,7 @@ impl Cluster {
         server.inspect(|cluster| cluster.list(collection, &Selector::default()))
     }
 
-    /// Nothing is left of what a test made.
+    /// Checks that nothing is left of the objects that a test made.
     fn is_clean(&self) {
         for collection in [NAMESPACES, PODS, SERVICES] {
             assert_eq!(self.list(collection), [] as [Value; 0], "{collection}");
@@ -155,7 +155,7 @@ impl Cluster {
     }
 }
 
-/// What `tripod test` printed, and its exit status.
+/// The output of `tripod test`, and its exit status.
 #[derive(Debug)]
 struct Tested {
     status: Option<i32>,
@@ -187,7 +187,7 @@ impl Tested {
             .collect()
     }
 
-    /// What is promised in the first row of that ServicePort and sender.
+    /// The promise in the first row of that ServicePort and sender.
     fn promised(&self, port: &str, from: &str) -> String {
         let report: Value = serde_json::from_str(&self.text).expect("JSON");
         let mut checks = report["checks"].as_array().expect("rows").iter();
@@ -306,7 +306,7 @@ fn guest_full_live() {
     in_guest(Profile::Full, &names, &[]);
 }
 
-/// What the kernel lacks is not promised.
+/// Features that the kernel lacks are not promised.
 #[test]
 fn all_is_as_promised_without_refusals_and_random_numbers() {
     run(|| {
@@ -325,7 +325,7 @@ fn all_is_as_promised_without_refusals_and_random_numbers() {
     });
 }
 
-/// What an EndpointSlice names is not always one of the Service's pods.
+/// An address in an EndpointSlice is not always that of one of the Service's pods.
 #[test]
 fn a_stranger_who_answers_is_found() {
     run(|| {

@@ -40,8 +40,8 @@ impl Network {
         Network { node, other }
     }
 
-    /// Makes a pod on a link of its own, so that what it answers other pods comes through
-    /// its node, as translation needs it.
+    /// Makes a pod on a link of its own, so that its answers to other pods pass through its node,
+    /// as translation requires.
     pub fn pod(&self, name: &str, on: &str, number: u8) -> Host {
         let (node, subnet) = if on == "node" {
             (&self.node, 0)

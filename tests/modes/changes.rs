@@ -40,7 +40,7 @@ fn configuration(folder: &Path, case: &Case, mode: &str) -> PathBuf {
     path
 }
 
-/// The lines of all places of one mode: which are added, which are removed, and how many stay.
+/// The lines of all places of one mode: those added, those removed, and the number that stay.
 #[derive(Debug, Default)]
 struct Changes {
     comes: Vec<String>,
@@ -48,7 +48,7 @@ struct Changes {
     stays: u64,
 }
 
-/// Returns what the report says of `mode`, in the places for which `counts` is true.
+/// Reads the report's changes for `mode`, in the places for which `counts` is true.
 fn changes(report: &Value, mode: &str, counts: impl Fn(&str) -> bool) -> Changes {
     let modes = report["changes"].as_array().expect("changes").iter();
     let mut modes = modes.filter(|of| of["mode"] == mode);
@@ -68,7 +68,7 @@ fn changes(report: &Value, mode: &str, counts: impl Fn(&str) -> bool) -> Changes
     all
 }
 
-/// Returns whether Tripod differs from a recording on purpose in a line, as in the tests of
+/// Whether a line is one in which Tripod differs from a recording on purpose, as in the tests of
 /// each mode.
 fn is_excepted(case: &Case, line: &str) -> bool {
     case.name == "15-ignored" && line.contains("--match-set KUBE-CLUSTER-IP dst,dst -j")
@@ -113,7 +113,7 @@ fn of_what_was_recorded_all_stays_in_the_same_mode_and_goes_in_others() {
     }
 }
 
-/// A start changes exactly what was reported, and then nothing is left to change.
+/// A start changes exactly the reported things, and then nothing is left to change.
 #[test]
 fn what_is_said_of_a_node_is_what_a_start_changes() {
     run(|| {

@@ -1,4 +1,4 @@
-//! The mode that runs, and what is reported about it.
+//! The chosen mode, and the reports about it.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -132,7 +132,7 @@ fn without_privileges_one_sentence_says_which_are_needed() {
     });
 }
 
-/// Returns a PATH on which every iptables program hangs.
+/// A PATH on which every iptables program hangs.
 fn hanging_programs() -> String {
     let folder = "/run/hanging";
     fs::create_dir_all(folder).expect("a folder");
@@ -149,8 +149,8 @@ fn hanging_programs() -> String {
     format!("{folder}:{path}")
 }
 
-/// The first process of a PID namespace, as that of a container, gets only signals that it handles.
-/// This one is still finding out what the kernel can do.
+/// The first process of a PID namespace, like that of a container, gets only signals that it
+/// handles. This one is still finding out what the kernel can do.
 #[test]
 fn a_signal_ends_the_first_process_of_a_container_while_it_starts() {
     run(|| {

@@ -1,5 +1,5 @@
-//! A Tripod that root starts gives up privileges that it does not need, and one of an
-//! ordinary user passes its privileges on to the iptables that it starts.
+//! A Tripod started by root gives up privileges that it does not need, and one of an ordinary user
+//! passes its privileges on to the iptables that it starts.
 
 use std::{env::consts::ARCH, fs, os::unix::fs::symlink, thread, time::Duration};
 
@@ -13,10 +13,10 @@ const SOON: Duration = Duration::from_secs(20);
 
 /// NET_BIND_SERVICE, NET_ADMIN and NET_RAW (`linux/capability.h`).
 const SERVING: u64 = 0x3400;
-/// What userspace mode keeps if it has it.
+/// Kept by userspace mode if it has it.
 const SYS_RESOURCE: u64 = 1 << 24;
 
-/// Returns the modes that this kernel can run.
+/// The modes that this kernel can run.
 fn modes() -> &'static [&'static str] {
     match default_mode() {
         "ipvs" => &["ipvs"],
@@ -25,7 +25,7 @@ fn modes() -> &'static [&'static str] {
     }
 }
 
-/// Returns the values of a field of each thread's status.
+/// A field of the status of each thread.
 fn of_threads(pid: u32, field: &str) -> Vec<String> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("threads");
     let statuses = threads.filter_map(|thread| {
@@ -113,7 +113,7 @@ fn a_mode_keeps_everything_where_it_is_asked_to() {
 fn a_mode_reaches_the_files_of_its_settings_and_no_others() {
     lab::run(|| {
         let (lab, service) = lab();
-        // The target of a link in the folder is not in the folder.
+        // A link in the folder points outside it.
         let linked = Service::new("linked", 8);
         lab.publish_all(&linked);
         let outside = lab.manifests().with_file_name("outside");
@@ -143,7 +143,7 @@ fn a_mode_reaches_the_files_of_its_settings_and_no_others() {
                 }
             });
             assert_eq!(ask(&lab.node, service.cluster()[0]).expect("a call"), "a");
-            // What is added to the folder later is read.
+            // Files added to the folder later are read.
             let later = Service::new("later", 9);
             lab.publish_all(&later);
             eventually("what comes later is served", SOON, || {
@@ -155,7 +155,7 @@ fn a_mode_reaches_the_files_of_its_settings_and_no_others() {
     });
 }
 
-/// Forbids this thread and what it starts to use Landlock, like the seccomp profile of a
+/// Forbids Landlock to this thread and everything it starts, like the seccomp profile of a
 /// container runtime that does not know its calls.
 fn forbid_landlock() {
     let rules = [(libc::SYS_landlock_create_ruleset, Vec::new())].into();
@@ -182,7 +182,7 @@ fn what_is_refused_of_a_confinement_is_a_warning_and_in_the_status() {
             let line = |line: &str| line.starts_with("without ") && line.contains(words);
             assert!(status.lines().any(line), "{status}");
             assert!(status.contains(" is healthy"), "{status}");
-            // What is not refused is in force.
+            // The parts that are not refused still apply.
             let filters = of_threads(tripod.pid(), "Seccomp");
             assert!(filters.iter().all(|mode| mode == "2"), "{filters:?}");
             tripod.logs_once(&["programs"]);

@@ -1,5 +1,5 @@
-//! A Service with tens of thousands of endpoints, and another one with one: the cost is
-//! bounded, and the other one is served meanwhile.
+//! A Service with tens of thousands of endpoints next to one with a single endpoint: the cost is
+//! bounded, and the small one is served meanwhile.
 
 use std::time::{Duration, Instant};
 
@@ -23,13 +23,13 @@ const OF_SLICE: usize = 1_000;
 const FILE: &str = "crowd.json";
 /// The number from which the cluster IPs follow.
 const NUMBER: usize = 220;
-/// How long it may take until all endpoints are in force, on a busy machine.
+/// How long it may take until all endpoints are applied, on a busy machine.
 const ALL: Duration = Duration::from_secs(180);
 /// How long a change of the other Service may take, which may wait for all endpoints.
 const OTHER: Duration = Duration::from_secs(120);
-/// The same when all endpoints are in force.
+/// The same when all endpoints are applied.
 const SOON: Duration = Duration::from_secs(20);
-/// The most memory that may ever be resident, in KiB.
+/// The limit of peak resident memory, in KiB.
 const MEMORY: u64 = 400 << 10;
 
 struct Case {
@@ -40,7 +40,7 @@ struct Case {
     endpoints: usize,
 }
 
-/// Returns the cases that this kernel can run.
+/// The cases that this kernel can run.
 fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for &(mode, capture) in modes() {
@@ -89,7 +89,7 @@ fn asked(lab: &Lab, words: &[&str]) -> Result<String, String> {
     }
 }
 
-/// Waits until `endpoints` endpoints are known, and the kernel holds what it is to hold.
+/// Waits until `endpoints` endpoints are known, and the kernel holds them.
 fn in_force(lab: &Lab, what: &str, endpoints: usize) {
     eventually(what, ALL, || {
         let status = asked(lab, &["status", "--output=json"])?;
@@ -186,7 +186,7 @@ fn serves_both(case: &Case) {
     tripod.kill();
 }
 
-/// Changes the other Service when the many endpoints are in force.
+/// Changes the other Service when the many endpoints are applied.
 fn changes_beside(lab: &Lab, good: &Service, name: &str, took: impl Fn(&str, Instant)) {
     let begun = Instant::now();
     lab.publish(good, &[name]);

@@ -10,16 +10,16 @@ use crate::lab::{
     tripod_binary,
 };
 
-/// Time from the failure of an endpoint until it is avoided: three seconds, and others for what
+/// Time from the failure of an endpoint until it is avoided: three seconds, and some for whatever
 /// else the machine does meanwhile. The figures say how long it took.
 const AVOIDED: Duration = Duration::from_secs(10);
-/// How long a client waits: it sends its SYN after 1, 3, 7 and 15 seconds again (RFC 6298).
+/// How long a client waits: it repeats its SYN after 1, 3, 7 and 15 seconds (RFC 6298).
 const WAITED: Duration = Duration::from_secs(16);
 /// Calls in a row that all have to succeed.
 const CALLS: usize = 40;
 const EJECTED: &str = "ejected, it did not answer lately";
 
-/// Returns the modes of the kernel that can run here.
+/// The kernel's modes that can run here.
 fn modes() -> &'static [&'static str] {
     match default_mode() {
         "ipvs" => &["ipvs"],
@@ -62,14 +62,14 @@ fn with_each_mode_after(prepare: impl Fn(&Host), test: impl Fn(&str, &mut Lab, &
 }
 
 /// Calls without a pause until `CALLS` calls in a row succeed; each waits for half a second, within
-/// which no SYN is sent again. Returns when the first of these began.
+/// which no SYN is repeated. Returns when the first of these began.
 fn all_succeed(lab: &Lab, to: SocketAddr, what: &str) -> Instant {
     let deadline = Instant::now() + Duration::from_secs(60);
     let (mut since, mut row) = (Instant::now(), 0);
     while row < CALLS {
         assert!(Instant::now() < deadline, "{what}: calls fail still");
         let began = Instant::now();
-        // The client does not go on sending SYNs of a call that it gave up.
+        // The client sends no more SYNs for a call that it gave up.
         match ask_within(&lab.client, to, Duration::from_millis(500)) {
             Ok(_) if row == 0 => (since, row) = (began, 1),
             Ok(_) => row += 1,
@@ -115,13 +115,14 @@ fn an_endpoint_that_falls_silent_or_refuses_is_avoided_within_three_seconds() {
             assert_eq!(why(lab, name), [Some(EJECTED.to_owned())], "{mode} {name}");
             all_succeed(lab, v6, mode);
         }
-        // On a slow machine the first of them has ended, and begun again, before the last one.
+        // On a slow machine the first ejection may end, and begin again, before the last one
+        // begins.
         let ejections = tripod.metric(&lab.node, "tripod_endpoint_ejections_total");
         assert!(ejections >= Some(4.0), "{mode}: {ejections:?}");
     });
 }
 
-/// Has a pod answer SYNs with ICMP errors.
+/// Makes a pod answer SYNs with ICMP errors.
 fn is_unreachable(pod: &Host) {
     // The guest's kernel has another packet filter.
     if default_mode() == "nftables" {
@@ -211,8 +212,8 @@ fn open_connections_of_an_ejected_endpoint_go_on() {
     });
 }
 
-/// Waits until a socket of the node gets notifications of new connections: those that begin before
-/// are not looked up.
+/// Waits until a socket of the node gets notifications of new connections: connections that begin
+/// earlier are not looked up.
 fn follows_connections(node: &Host) {
     // NETLINK_NETFILTER, and the bit of NFNLGRP_CONNTRACK_NEW (`linux/netfilter/nfnetlink.h`).
     let is_subscribed = |line: &str| {
@@ -230,7 +231,7 @@ fn follows_connections(node: &Host) {
 
 #[test]
 fn a_client_that_waits_for_an_ejected_endpoint_gets_another_one() {
-    // IPVS keeps a connection with its real server.
+    // IPVS keeps a connection on its real server.
     if default_mode() != "nftables" {
         return;
     }
@@ -311,7 +312,7 @@ fn a_kernel_that_says_nothing_of_connections_is_named_until_it_does() {
             "Service default/web: tripod.proxy/eject is not supported here",
             "nf_conntrack_events is 0; set it to 1",
         ]);
-        // It is tried again when other endpoints are to be watched.
+        // It retries when it has other endpoints to watch.
         set(&lab.node, "1");
         lab.publish(web, &["a"]);
         tripod.logs_once(&[

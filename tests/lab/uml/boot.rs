@@ -14,7 +14,7 @@ use super::super::process::{Group, die_with_parent};
 /// Memory of a guest.
 pub const MEMORY: &str = "1G";
 
-/// What the guest kernel can do.
+/// The abilities of the guest kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profile {
     /// Every module that comes with the kernel, and the legacy iptables.
@@ -42,7 +42,7 @@ pub struct Outcome {
     pub took: Duration,
 }
 
-/// Returns why no guest can run here; `None`: one can.
+/// The reason why no guest can run here; `None` if one can.
 pub fn unavailable() -> Option<String> {
     let missing = |what| {
         Some(format!(
@@ -65,15 +65,15 @@ fn kernel() -> Option<PathBuf> {
         .find(|file| file.exists())
 }
 
-/// Returns the folder with the modules of the guest's kernel, named by its version.
+/// The folder with the modules of the guest's kernel, named by its version.
 fn modules() -> Option<PathBuf> {
     let mut versions = fs::read_dir("/usr/lib/uml/modules").ok()?.flatten();
     versions.next().map(|entry| entry.path())
 }
 
 /// From within a sandbox: boots a guest with this much memory, in the notation of its kernel,
-/// runs `program` there with `arguments` and these environment variables, and waits for its
-/// end, at most `limit`.
+/// runs `program` there with `arguments` and these environment variables, and waits at most `limit`
+/// for its end.
 pub fn run_with(
     profile: Profile,
     memory: &str,
@@ -114,10 +114,11 @@ pub fn run_with(
     }
 }
 
-/// Returns the command that boots a guest and has it do `job`.
+/// Builds the command that boots a guest and makes it do `job`.
 fn boot(profile: Profile, memory: &str, id: &str, job: &Job) -> Command {
     // Each system call of a guest's process switches to the process that is the guest's kernel,
-    // and back. Between two processors each switch wakes one up, which takes five times as long.
+    // and back. If the two are on different processors, each switch wakes one up, which takes five
+    // times as long.
     let mut command = match processor() {
         Some(processor) => {
             let mut pinned = die_with_parent("taskset");
@@ -162,8 +163,8 @@ fn boot(profile: Profile, memory: &str, id: &str, job: &Job) -> Command {
     command
 }
 
-/// Returns the processor for this guest: guests that run at the same time have numbers in the group
-/// of `.config/nextest.toml`, which nextest passes in this variable.
+/// The processor for this guest: guests that run at the same time have numbers in the group of
+/// `.config/nextest.toml`, which nextest passes in this variable.
 fn processor() -> Option<usize> {
     let slot: usize = std::env::var("NEXTEST_TEST_GROUP_SLOT")
         .ok()?
@@ -177,7 +178,7 @@ fn processor() -> Option<usize> {
 }
 
 /// Builds the library that the guest's kernel needs to run a process on this processor;
-/// `None`: it needs none.
+/// `None` if it needs none.
 fn preload(job: &Job) -> Option<PathBuf> {
     let processor = fs::read_to_string("/proc/cpuinfo").expect("the processor");
     if !processor.contains("amx_tile") {
@@ -193,7 +194,7 @@ fn preload(job: &Job) -> Option<PathBuf> {
     Some(job.path.join("libpreload.so"))
 }
 
-/// Returns everything that the guest prints, and prints it as it arrives.
+/// Prints everything that the guest prints as it arrives, and returns it.
 fn console_of(output: impl Read) -> String {
     let mut console = String::new();
     let mut lines = BufReader::new(output);
@@ -209,8 +210,8 @@ fn console_of(output: impl Read) -> String {
     console
 }
 
-/// A folder that host and guest share; in the sandbox's own `/run`, so that it ends with
-/// the sandbox.
+/// A folder that host and guest share; it is in the sandbox's own `/run`, so that it disappears
+/// with the sandbox.
 struct Job {
     path: PathBuf,
 }

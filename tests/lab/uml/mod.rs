@@ -12,7 +12,7 @@ pub use boot::{Outcome, Profile, unavailable};
 use super::{SOAK_ENDS, figure, is_soak, skip, soak_length, tripod_binary};
 
 /// From within a sandbox: boots a guest, runs this test binary there with `arguments` and these
-/// environment variables, and waits for its end, at most `limit`.
+/// environment variables, and waits at most `limit` for its end.
 pub fn run(
     profile: Profile,
     arguments: &[&str],
@@ -50,7 +50,7 @@ pub fn in_guest(profile: Profile, names: &[&str], environment: &[(&str, &str)]) 
     tests_in_guest(profile, &tests, names, environment);
 }
 
-/// The same with tests of the library.
+/// Like [`in_guest`], for tests of the library.
 pub fn unit_tests_in_guest(profile: Profile, names: &[&str], environment: &[(&str, &str)]) {
     match unit_tests() {
         Ok(tests) => tests_in_guest(profile, &tests, names, environment),
@@ -58,11 +58,11 @@ pub fn unit_tests_in_guest(profile: Profile, names: &[&str], environment: &[(&st
     }
 }
 
-/// Returns the test binary of the library, which is built if it is not up to date.
+/// The test binary of the library, built first if it is out of date.
 fn unit_tests() -> Result<PathBuf, String> {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["test", "--lib", "--no-run", "--message-format=json"]);
-    // Variables that cargo sets for tests of this package would cause others to be built anew.
+    // Variables that cargo sets for tests of this package would cause others to be rebuilt.
     for (name, _) in std::env::vars() {
         if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {
             cargo.env_remove(name);
@@ -124,6 +124,6 @@ fn tests_in_guest(profile: Profile, program: &Path, names: &[&str], environment:
     });
 }
 
-/// Longest time that a guest may run: it only ends one that hangs. A sandbox lives longer
+/// The longest that a guest may run; only one that hangs reaches it. A sandbox has a longer limit
 /// (`lifetime` in `lab::sandbox`).
 const GUEST: Duration = Duration::from_secs(1000);

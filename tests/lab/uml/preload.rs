@@ -48,7 +48,7 @@ unsafe impl Sync for State {}
 
 static STATE: State = State(UnsafeCell::new([0; LARGEST]));
 
-/// Returns the function of libc that this library replaces.
+/// The libc function that this library replaces.
 fn next() -> Ptrace {
     static FOUND: OnceLock<Ptrace> = OnceLock::new();
     *FOUND.get_or_init(|| {
@@ -58,7 +58,7 @@ fn next() -> Ptrace {
     })
 }
 
-/// Returns the length of the state of `process`, in bytes.
+/// The length of the state of `process`, in bytes.
 ///
 /// # Safety
 /// Signals are blocked.
@@ -78,10 +78,10 @@ unsafe fn length_of(process: c_int) -> usize {
     })
 }
 
-/// Does what libc's function does, with the whole state if only a part is given.
+/// Does the same as libc's function, with the whole state if only a part is given.
 ///
 /// # Safety
-/// As of libc's function.
+/// The same as for libc's function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ptrace(
     request: c_int,

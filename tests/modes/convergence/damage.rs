@@ -1,5 +1,5 @@
-//! Random changes of what a proxy wrote, as another program or a half-written transaction
-//! could leave it.
+//! Random changes to a proxy's objects, such as another program or a half-written transaction could
+//! leave.
 
 use std::{
     collections::BTreeSet,
@@ -25,8 +25,8 @@ struct Change {
     input: String,
 }
 
-/// What the programs print, line by line, for a node with only other programs' objects:
-/// none of that is changed.
+/// The output of the programs, line by line, for a node with only other programs' objects: none of
+/// these is changed.
 pub struct Foreign(BTreeSet<String>);
 
 impl Foreign {
@@ -38,8 +38,8 @@ impl Foreign {
         Foreign(lines)
     }
 
-    /// Returns the lines that `command` prints in addition to these, each with the table
-    /// of iptables to which it belongs, if any.
+    /// Lists the lines that `command` prints in addition to these, each with its iptables table, if
+    /// any.
     fn beyond(&self, node: &Host, command: &str) -> Vec<(String, String)> {
         let mut table = String::new();
         let mut found = Vec::new();
@@ -56,8 +56,8 @@ impl Foreign {
     }
 }
 
-/// Returns what distinguishes a line that `command` prints from others: the parameters with
-/// which a set was created differ each time.
+/// The part of a line of `command` that identifies it: the parameters with which a set was created
+/// differ each time.
 fn key(command: &str, line: &str) -> String {
     let words = line.split(' ');
     let count = if line.starts_with("create ") {
@@ -94,8 +94,8 @@ fn commands() -> Vec<String> {
     all
 }
 
-/// Makes the change that `number` chooses among all possible changes of what exists in
-/// addition to `foreign`. The kernel refuses some, which does not matter.
+/// Makes the change that `number` chooses among all possible changes of the objects that are not in
+/// `foreign`. The kernel refuses some, which does not matter.
 pub fn damage(node: &Host, foreign: &Foreign, number: u128) {
     let mut pick = digits(number);
     let mut kinds =
@@ -125,7 +125,7 @@ pub fn damage(node: &Host, foreign: &Foreign, number: u128) {
     child.wait().expect("its end");
 }
 
-/// Returns changes of rules and chains of iptables.
+/// Lists changes of iptables rules and chains.
 fn rules(node: &Host, foreign: &Foreign) -> Vec<Change> {
     let mut found = Vec::new();
     for save in saves() {
@@ -145,7 +145,7 @@ fn rules(node: &Host, foreign: &Foreign) -> Vec<Change> {
                     change(&table, &format!("-A {chain} -s 192.0.2.77/32 -j ACCEPT"));
                 }
             } else if let Some(rule) = line.strip_prefix("-A ")
-                // A change must not remove what others have there.
+                // A change must not remove other programs' rules there.
                 && !rule.starts_with("KUBE-FIREWALL ")
             {
                 change(&table, &format!("-D {rule}"));
@@ -166,7 +166,6 @@ fn rules(node: &Host, foreign: &Foreign) -> Vec<Change> {
     found
 }
 
-/// Returns a change without input.
 fn run(line: impl Into<String>) -> Change {
     Change {
         line: line.into(),
@@ -174,7 +173,7 @@ fn run(line: impl Into<String>) -> Change {
     }
 }
 
-/// Returns an address that no host has.
+/// An address that no host has.
 fn unused(family: Family) -> IpAddr {
     match family {
         Family::V4 => [192, 0, 2, 66].into(),
@@ -182,7 +181,7 @@ fn unused(family: Family) -> IpAddr {
     }
 }
 
-/// Returns changes of sets of ipset.
+/// Lists changes of ipsets.
 fn sets(node: &Host, foreign: &Foreign) -> Vec<Change> {
     let mut found = Vec::new();
     for (_, line) in foreign.beyond(node, "ipset save") {
@@ -208,7 +207,7 @@ fn sets(node: &Host, foreign: &Foreign) -> Vec<Change> {
     found
 }
 
-/// Returns changes of routing rules and routes.
+/// Lists changes of routing rules and routes.
 fn routes(node: &Host, foreign: &Foreign) -> Vec<Change> {
     let mut found = Vec::new();
     for family in ["ip", "ip -6"] {
@@ -230,8 +229,8 @@ fn routes(node: &Host, foreign: &Foreign) -> Vec<Change> {
     found
 }
 
-/// Returns changes of the addresses of IPVS. None is removed: an address marks a virtual
-/// server as not another program's.
+/// Lists changes of the addresses of IPVS. None is removed: an address marks a virtual server as
+/// Tripod's or kube-proxy's.
 fn addresses(node: &Host, foreign: &Foreign) -> Vec<Change> {
     let mut found = Vec::new();
     for (_, line) in foreign.beyond(node, "ip -o addr show") {
@@ -243,7 +242,7 @@ fn addresses(node: &Host, foreign: &Foreign) -> Vec<Change> {
     found
 }
 
-/// Returns changes of virtual servers.
+/// Lists changes of virtual servers.
 fn servers(node: &Host, foreign: &Foreign) -> Vec<Change> {
     let mut found = Vec::new();
     if kernel() != "full" {
@@ -272,7 +271,7 @@ fn servers(node: &Host, foreign: &Foreign) -> Vec<Change> {
     found
 }
 
-/// Returns changes of the tables of nftables mode.
+/// Lists changes of the tables of nftables mode.
 fn tables(node: &Host, _: &Foreign) -> Vec<Change> {
     let mut found = Vec::new();
     if kernel() == "full" {

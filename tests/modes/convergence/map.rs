@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-/// Returns a function that returns the next digit of `number`, below the given bound. All
-/// digits of the number 0 are 0, so that a smaller number is a simpler map.
+/// A function that takes the next digit of `number`, below the given bound. All digits of 0 are 0,
+/// so that a smaller number is a simpler map.
 pub fn digits(mut number: u128) -> impl FnMut(usize) -> usize {
     move |below| {
         let below = below as u128;
@@ -13,8 +13,8 @@ pub fn digits(mut number: u128) -> impl FnMut(usize) -> usize {
     }
 }
 
-/// Returns a list of the Services that `numbers` choose, with their slices. Services at
-/// the same place of two lists have the same name. Their ports have these `protocols`.
+/// A list of the Services that `numbers` choose, with their slices. Services at the same place in
+/// two lists have the same name. Their ports have these `protocols`.
 pub fn manifests(numbers: &[u128], protocols: &[&str]) -> String {
     let mut items = Vec::new();
     for (at, number) in numbers.iter().enumerate() {
@@ -27,8 +27,8 @@ fn service(at: usize, number: u128, protocols: &[&str]) -> Vec<Value> {
     let mut pick = digits(number);
     let families: &[&str] = [&["IPv4"][..], &["IPv4", "IPv6"], &["IPv6"]][pick(3)];
     let kind = ["ClusterIP", "NodePort", "LoadBalancer"][pick(3)];
-    // The address of the Service at the first place, which is then that of two; or one
-    // that the Service did not have in another list.
+    // It may be the address of the Service at the first place, so that two share one, or an address
+    // that the Service does not have in another list.
     let address = [at, at, at + 100, 0][pick(4)] + 1;
     let of = |v4: &str, v6: &str, number: usize| -> Vec<String> {
         let text = |family: &&str| match *family {
@@ -87,7 +87,7 @@ fn service(at: usize, number: u128, protocols: &[&str]) -> Vec<Value> {
         made["status"] = json!({"loadBalancer": {"ingress": ingress}});
     }
     let endpoints: Vec<Value> = (0..pick(5)).map(|last| endpoint(last, &mut pick)).collect();
-    // More than one chain holds if many rules are divided into a tree of chains.
+    // More addresses than one chain holds, if many rules are divided into a tree of chains.
     if pick(4) == 3 {
         let many = (1..=40).flat_map(|number| of("198.51.101", "2001:db8:52", number));
         spec["externalIPs"] = many.collect();
@@ -99,7 +99,7 @@ fn service(at: usize, number: u128, protocols: &[&str]) -> Vec<Value> {
     [made].into_iter().chain(slices).collect()
 }
 
-/// Returns the conditions and the place of an endpoint. Its address follows from its number.
+/// The conditions and the place of an endpoint. Its address follows from its number.
 fn endpoint(number: usize, pick: &mut impl FnMut(usize) -> usize) -> Value {
     let (ready, serving, terminating) = [
         (true, true, false),

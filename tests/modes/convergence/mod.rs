@@ -1,10 +1,10 @@
-//! From any state of the kernel, one full sync gives what the mode has on a node where nothing
-//! was left, together with everything of others; another one writes nothing.
+//! From any state of the kernel, one full sync reaches the state that the mode has on a clean node,
+//! and keeps everything of other programs; another one writes nothing.
 //!
-//! What happened on the node before is random: other Services that some mode served until the
-//! process was killed, sometimes during its first sync; what kube-proxy left; and changes of what
-//! they wrote. `TRIPOD_CONVERGENCE=400` tries that many cases, `TRIPOD_CONVERGENCE_SEED=7` other
-//! ones than usual; the usual ones are the same in each run.
+//! The node's past is random: other Services that some mode served until the process was killed,
+//! sometimes during its first sync; leftovers of kube-proxy; and changes to any of these.
+//! `TRIPOD_CONVERGENCE=400` tests that many cases, `TRIPOD_CONVERGENCE_SEED=7` other ones than
+//! usual; the usual ones are the same in each run.
 
 mod damage;
 mod map;
@@ -35,7 +35,7 @@ enum Mode {
 }
 
 impl Mode {
-    /// Returns the modes that this kernel can run.
+    /// The modes that this kernel can run.
     fn all() -> &'static [Mode] {
         match kernel().as_str() {
             "full" => &[Mode::Ipvs, Mode::Iptables, Mode::Redirect],
@@ -53,7 +53,7 @@ impl Mode {
         }
     }
 
-    /// Returns the protocols of Services that the mode serves.
+    /// The protocols of Services that the mode serves.
     fn protocols(self) -> &'static [&'static str] {
         match self {
             Mode::Redirect | Mode::Local => &["TCP", "UDP"],
@@ -61,7 +61,7 @@ impl Mode {
         }
     }
 
-    /// Returns its name in the log.
+    /// Its name in the log.
     fn name(self) -> &'static str {
         let flag = self.flags()[0];
         flag.split_once('=').map_or(flag, |(_, name)| name)
@@ -71,8 +71,8 @@ impl Mode {
 /// Something that happened on a node.
 #[derive(Clone, Debug)]
 enum Past {
-    /// A mode served Services until it was killed: when it was in force, or this many
-    /// milliseconds after its start.
+    /// A mode served Services until it was killed: after its first sync, or this many milliseconds
+    /// after its start.
     Served(usize, Vec<u128>, Option<u64>),
     /// kube-proxy left a recorded state there, of iptables mode (or ipvs mode in a kernel
     /// that has it), or of nftables mode.
@@ -119,7 +119,7 @@ impl Past {
                     .args(FLAGS);
                 let mut tripod = Tripod::spawn(command);
                 match killed {
-                    // The moment is random: nothing is waited for.
+                    // The moment is random: nothing is awaited.
                     Some(after) => std::thread::sleep(Duration::from_millis(*after)),
                     None => eventually("it is in force", SOON, || {
                         match tripod.logged(&["synced", mode.name()]) {
@@ -145,13 +145,12 @@ impl Past {
     }
 }
 
-/// Returns how many full syncs of `family` have ended.
+/// The number of full syncs of `family` that have ended.
 fn full_syncs(tripod: &Tripod, family: &str) -> usize {
     tripod.logged(&["synced", "full=true", &format!("family={family}")])
 }
 
-/// Returns a node with only other programs' objects, whose kubelet has its rules in the
-/// engine `kubelet`.
+/// A node with only other programs' objects, whose kubelet has its rules in the engine `kubelet`.
 fn node_of_others(name: &str, kubelet: &str) -> Host {
     let node = Host::new(name, [192, 0, 2, 10].into(), std::net::Ipv6Addr::LOCALHOST);
     foreign(&node, kubelet);
@@ -223,7 +222,7 @@ fn converges(mode: Mode, kubelet: &str, now: &[u128], past: &[Past]) -> Result<(
     )
 }
 
-/// Tries cases that are the same in each run, unless the environment requests others.
+/// Tests cases that are the same in each run, unless the environment requests others.
 fn tried(mode: Mode, kubelet: &str) {
     let number = |name: &str, usual: u32| {
         let value = std::env::var(name).ok();

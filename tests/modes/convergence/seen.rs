@@ -1,5 +1,5 @@
 //! Everything that a mode could change on a node, including the tables of nftables mode, and
-//! what shows whether it wrote something.
+//! signs of whether it wrote something.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,10 +12,10 @@ use super::super::probe::kernel;
 use super::super::stale_state::state::State;
 use crate::lab::Host;
 
-/// What two nodes that converged have in common.
+/// The state that two nodes have in common when they have converged.
 pub struct Seen {
     state: State,
-    /// What the tables of nftables mode have, and how often.
+    /// The objects in the tables of nftables mode, and how often each occurs.
     tables: BTreeMap<String, usize>,
 }
 
@@ -40,7 +40,7 @@ impl Seen {
         }
     }
 
-    /// Returns what is different in `other`, one line each.
+    /// Lists the differences from `other`, one per line.
     pub fn differences(&self, other: &Seen) -> Vec<String> {
         let mut found = self.state.differences(&other.state);
         for (sign, one, another) in [("missing", self, other), ("more", other, self)] {
@@ -54,11 +54,11 @@ impl Seen {
     }
 }
 
-/// Returns what shows whether something was written, even if it is the same as before:
-/// objects of nf_tables with their handles, which those of iptables have as well; and, since
-/// nothing in the legacy tables shows it, each run of a program by [`RecordedRestores`]. What
-/// ipvs mode writes by netlink is not visible: virtual servers, sets and addresses have no
-/// handle; the simulation (`src/simulation/`) sees the messages.
+/// Signs that something was written, even if it is the same as before: objects of nf_tables with
+/// their handles, which those of iptables have as well; and, since the legacy tables have no such
+/// sign, each run of a program by [`RecordedRestores`]. Netlink messages of ipvs mode are not
+/// visible: virtual servers, sets and addresses have no handle; the simulation (`src/simulation/`)
+/// sees the messages.
 pub fn written(node: &Host) -> Vec<String> {
     let all = ruleset(node, &[]).into_iter();
     let objects = all.map(|object| without(object, &["packets", "bytes"]).to_string());
@@ -67,7 +67,7 @@ pub fn written(node: &Host) -> Vec<String> {
 }
 
 /// Programs that write rules, each called by a script that records the run, except runs
-/// that only try what the kernel can do, which Tripod makes without the lock.
+/// that only test what the kernel can do, which Tripod makes without the lock.
 pub struct RecordedRestores;
 
 impl RecordedRestores {
@@ -106,15 +106,15 @@ impl RecordedRestores {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("its mode");
     }
 
-    /// Has `command` find these programs before the others.
+    /// Makes `command` find these programs before the others.
     pub fn come_first(&self, command: &mut Command) {
         let path = std::env::var("PATH").unwrap_or_default();
         command.env("PATH", format!("{}:{path}", Self::FOLDER));
     }
 }
 
-/// Returns the objects of nf_tables in tables with one of these names; without names, in
-/// all tables. Elements of sets and maps are sorted.
+/// Lists the objects of nf_tables in tables with one of these names; without names, in all tables.
+/// Elements of sets and maps are sorted.
 fn ruleset(node: &Host, names: &[&str]) -> Vec<Value> {
     if kernel() == "full" {
         return Vec::new();
@@ -141,7 +141,7 @@ fn ruleset(node: &Host, names: &[&str]) -> Vec<Value> {
     found
 }
 
-/// Returns a value without the fields of these names, at any depth.
+/// The value without the fields of these names, at any depth.
 fn without(value: Value, names: &[&str]) -> Value {
     match value {
         Value::Object(fields) => fields
