@@ -1,5 +1,5 @@
-//! Tests of the program as users meet it: real namespaces, real sockets, the
-//! real binary. `lab` is the laboratory, the other modules are the tests.
+//! Tests of the program as users meet it: real namespaces, real sockets, the real binary. `lab` is
+//! the laboratory; the other modules are the tests.
 
 #[macro_use]
 mod lab;

@@ -78,7 +78,7 @@ pub fn run(body: impl FnOnce()) {
 }
 
 /// Reports the processor time of all children, and the group of the test, for `tests/times.sh`.
-/// nextest gives each test a process, so this is the time of the test.
+/// With nextest, which gives each test a process, this is the time of the test.
 fn report_cpu() {
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN).expect("the usage of children");
     let seconds = |time: TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;

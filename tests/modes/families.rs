@@ -120,7 +120,7 @@ fn counted(lab: &Lab, endpoints: usize) {
     });
 }
 
-/// Returns a load balancer's Service, and another one.
+/// A load balancer's Service, and another one.
 fn services() -> (Service, Service) {
     let web = Service::new("web", 1)
         .with_node_port()
@@ -130,8 +130,8 @@ fn services() -> (Service, Service) {
     (web, Service::new("other", 2))
 }
 
-/// Checks that everything of IPv4 follows: endpoints, a UDP client, the health-check node
-/// port, a new Service.
+/// Checks that all of IPv4 follows: endpoints, a UDP client, the health-check node port, a new
+/// Service.
 fn ipv4_follows(lab: &Lab, web: &Service, other: &Service, client: &UdpSocket) {
     let [to, _] = web.cluster();
     lab.publish(other, &["a"]);
@@ -149,13 +149,13 @@ fn ipv4_follows(lab: &Lab, web: &Service, other: &Service, client: &UdpSocket) {
     counted(lab, 1);
 }
 
-/// Checks that what failed is retried by itself.
+/// Checks that failed changes are retried without further ado.
 fn ipv6_comes_back(lab: &Lab, web: &Service, other: &Service) {
     answered_by(lab, "a", other.cluster()[1], 3 * SOON);
     answered_by(lab, "c", web.cluster()[1], SOON);
 }
 
-/// Waits until `said` is logged of IPv6, and checks that nothing is of IPv4.
+/// Waits until `said` is logged for IPv6, and checks that it is not logged for IPv4.
 fn only_ipv6_fails(tripod: &Tripod, said: &[&str]) {
     eventually(&format!("{said:?} is logged"), SOON, || {
         match tripod.logged(said) {

@@ -21,7 +21,7 @@ fn guest_full_stale_state() {
     uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
 }
 
-/// Returns those of these environment variables that have a value.
+/// Those of these environment variables that have a value.
 fn asked(names: [&'static str; 2]) -> Vec<(&'static str, String)> {
     let asked = names.map(|name| (name, std::env::var(name).unwrap_or_default()));
     asked
@@ -68,8 +68,8 @@ fn guest_full_families() {
     uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
 }
 
-/// Tests of what protects others in ipvs mode: from hostile objects, and by the
-/// privileges that Tripod gives up.
+/// Tests of the protection of others in ipvs mode: from hostile objects, and by the privileges that
+/// Tripod gives up.
 #[test]
 fn guest_full_hostile() {
     let tests = ["modes::hostile::", "modes::confined::a_mode_keeps"];
@@ -88,7 +88,7 @@ fn guest_bare_modes() {
     uml::in_guest(uml::Profile::Bare, &tests, &[(KERNEL, "bare")]);
 }
 
-/// Separate from the others, as it removes a module.
+/// Separate from the others because it removes a module.
 #[test]
 fn guest_full_without_sctp_match() {
     let tests = ["modes::sctp::"];

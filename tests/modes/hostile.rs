@@ -1,4 +1,4 @@
-//! Hostile objects: each mode leaves out what would send packets to the node's loopback,
+//! Hostile objects: each mode leaves out anything that would send packets to the node's loopback,
 //! to its metadata service or back to itself, and serves everything else.
 
 use std::io::{ErrorKind, Read, Write};
@@ -58,7 +58,7 @@ const ADDRESSES: [(&str, &[&str]); 3] = [
     ("balancer", &["127.0.0.1", "0.0.0.0", "224.0.0.1", "::1"]),
 ];
 
-/// Returns modes, each with the capture of userspace mode.
+/// The modes, each with the capture of userspace mode.
 pub(super) fn modes() -> &'static [(&'static str, Capture)] {
     match default_mode() {
         "ipvs" => &[("ipvs", Capture::Local)],
@@ -86,7 +86,7 @@ pub(super) fn start(lab: &Lab, mode: &str) -> Tripod {
     Tripod::start_on(&lab.node, command)
 }
 
-/// A server of the node for itself only, which records who reached it.
+/// A server on the node for the node only, which records who reached it.
 struct Canary {
     calls: Arc<AtomicUsize>,
     over: Arc<AtomicBool>,
@@ -138,12 +138,12 @@ fn serve(listeners: &[TcpListener], calls: &AtomicUsize, over: &AtomicBool) {
                 Err(error) => panic!("{error}"),
             }
         }
-        // This is the pace, not a wait for something.
+        // This is the pace; nothing is awaited.
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// Returns a Service with this `spec` in addition to its port, and a slice with `endpoint`.
+/// A Service with this `spec` in addition to its port, and a slice with `endpoint`.
 fn objects(name: &str, spec: Value, status: Value, endpoint: (&str, u16)) -> [Value; 2] {
     let (address, port) = endpoint;
     let family = if address.contains(':') {
@@ -176,7 +176,7 @@ pub(super) fn slice(service: &str, family: &str, addresses: &[&str], port: u16) 
     })
 }
 
-/// Returns the addresses of the Service with that number; two have a cluster IP of each family.
+/// The addresses of the Service with that number; two have a cluster IP of each family.
 pub(super) fn called(number: usize) -> [SocketAddr; 2] {
     let v4: IpAddr = format!("10.96.1.{number}").parse().expect("an address");
     let v6: IpAddr = format!("fd00:96::1:{number}").parse().expect("an address");
@@ -188,7 +188,7 @@ pub(super) fn cluster_ips(number: usize) -> Value {
     json!({"clusterIP": ips[0], "clusterIPs": ips})
 }
 
-/// Returns Services with endpoints that are left out, from number 1 on.
+/// Services with endpoints that are left out, numbered from 1.
 fn bad_endpoints() -> Vec<Value> {
     let objects = ENDPOINTS.iter().enumerate().flat_map(|(n, endpoint)| {
         let name = format!("endpoint-{}", n + 1);
@@ -202,7 +202,7 @@ fn bad_endpoints() -> Vec<Value> {
     objects.collect()
 }
 
-/// Returns Services with addresses at which none is served; their endpoint is backend `a`.
+/// Services with addresses at which none is served; their endpoint is backend `a`.
 fn bad_addresses(backend: &str) -> Vec<Value> {
     let mut all = Vec::new();
     for (kind, addresses) in ADDRESSES {
@@ -231,8 +231,7 @@ fn bad_addresses(backend: &str) -> Vec<Value> {
     all
 }
 
-/// Returns objects with names and ports that the API forbids, and values as large as an
-/// object may have.
+/// Objects with names and ports that the API forbids, and values as large as an object may have.
 fn absurd(backend: &str) -> Vec<Value> {
     let long = "x".repeat(1 << 20);
     let mut all: Vec<Value> = objects(&long, cluster_ips(200), json!({}), (backend, 8080)).into();
@@ -276,8 +275,8 @@ fn hostile_objects_reach_nothing_of_the_node() {
     });
 }
 
-/// Returns Services whose endpoints are addresses of Services, and some that name the
-/// cluster IP of `good` as their own, with endpoint `b`.
+/// Services whose endpoints are addresses of Services, and some that claim the cluster IP of `good`
+/// as their own, with endpoint `b`.
 fn circles(lab: &Lab, good: &Service) -> Vec<Value> {
     let b = lab.backends[1].direct().ip().to_string();
     let cluster = good.cluster()[0];
@@ -313,7 +312,7 @@ fn nothing_leads_astray(lab: &Lab, mode: &str, canary: &Canary) {
             }
         }
     }
-    // At the cluster IP of another Service only that one's endpoint may answer.
+    // At the cluster IP of another Service only that Service's endpoint may answer.
     if let Ok(answer) = ask_within(&lab.client, called(211)[0], SHORT) {
         assert_eq!(answer, "a", "{mode}");
     }

@@ -1,4 +1,4 @@
-//! Links and addresses of the node are added and removed.
+//! Links and addresses are added to the node and removed.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ const FULL_SYNCS: &str = "kubeproxy_sync_full_proxy_rules_duration_seconds_count
 #[test]
 fn the_link_of_a_pod_causes_no_full_sync_and_an_address_of_the_node_does() {
     run(|| {
-        // Each mode of this kernel.
+        // The modes of this kernel.
         let modes: &[&str] = match default_mode() {
             "ipvs" => &["ipvs", "iptables", "userspace"],
             "nftables" => &["nftables", "iptables", "userspace"],
@@ -38,7 +38,7 @@ fn full_syncs(lab: &Lab, mode: &str) {
         .args(["--iptables-sync-period=1h", "--ipvs-sync-period=1h"])
         .arg("--metrics-bind-address=127.0.0.1:10249");
     let tripod = Tripod::start_on(node, command);
-    // Each full sync counts once for each family.
+    // Each full sync counts once per family.
     let count = || tripod.metric(node, FULL_SYNCS).unwrap_or_default() as usize / 2;
     let one_more = |what: &str, step: &str| {
         let before = count();
@@ -49,7 +49,7 @@ fn full_syncs(lab: &Lab, mode: &str) {
         });
         count()
     };
-    // Everything that a start brings about is over when this was counted.
+    // Everything that a start causes is over when this was counted.
     let mut before = one_more(mode, "addr add 192.0.2.30/32 dev eth0");
     for pod in 0..PODS {
         node.ip(&[

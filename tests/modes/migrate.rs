@@ -20,7 +20,7 @@ pub fn check(node: &Host, flags: &[impl AsRef<OsStr>]) -> (Value, Option<i32>) {
     (report, done.status.code())
 }
 
-/// Returns what, according to the report, happens to the thing of that name.
+/// The fate of the thing of that name, according to the report.
 fn becomes<'a>(report: &'a Value, name: &str) -> &'a str {
     let groups = report["kernel"].as_array().expect("a list").iter();
     let mut found = groups.filter(|group| {
@@ -43,8 +43,8 @@ fn configuration(name: &str, mode: &str) -> PathBuf {
     path
 }
 
-/// Returns the mode of kube-proxy, a mode that Tripod could be given instead, and a chain
-/// that both modes have, if there is one.
+/// The mode of kube-proxy, a mode that Tripod could be given instead, and a chain that both modes
+/// have, if there is one.
 fn modes() -> (&'static str, &'static str, Option<&'static str>) {
     match kernel().as_str() {
         "full" => ("ipvs", "iptables", Some("KUBE-SERVICES")),
@@ -135,7 +135,7 @@ fn the_configuration_of_the_process_that_runs_here_is_found() {
     });
 }
 
-/// As ufw and hardening guides set it.
+/// Like the settings of ufw and of hardening guides.
 #[test]
 fn a_policy_that_drops_what_comes_to_pass_input_is_named() {
     run(|| {

@@ -16,7 +16,7 @@ pub fn node() -> Host {
     Host::new("node", Ipv4Addr::new(192, 0, 2, 10), Ipv6Addr::LOCALHOST)
 }
 
-/// Returns everything that the kernel holds and a mode could change.
+/// Everything in the kernel that a mode could change.
 pub fn state(node: &Host) -> String {
     let mut state = node.show("ip -d link") + &node.show("ip addr") + &node.show("ip rule");
     state += &node.show("ip route show table all");
@@ -31,7 +31,7 @@ pub fn state(node: &Host) -> String {
     state
 }
 
-/// `UPDATE_GOLDEN=1` writes what is seen.
+/// `UPDATE_GOLDEN=1` writes the observed table.
 #[test]
 fn the_table_is_right_for_this_kernel() {
     run(|| {
@@ -70,7 +70,7 @@ fn the_table_is_right_for_this_kernel() {
     });
 }
 
-/// Returns the mode that runs if none is requested.
+/// The mode that runs if none is requested.
 pub fn default_mode() -> &'static str {
     match kernel().as_str() {
         "full" => "ipvs",
@@ -79,7 +79,7 @@ pub fn default_mode() -> &'static str {
     }
 }
 
-/// Returns standard output, standard error and exit status.
+/// Runs Tripod. Returns standard output, standard error and exit status.
 fn output_of(node: &Host, arguments: &[&str]) -> (String, String, Option<i32>) {
     let mut command = node.command(tripod_binary());
     let output = command.args(arguments).output().expect("running tripod");

@@ -9,10 +9,10 @@ use super::probe::{node, state};
 use crate::lab::{Host, Tripod, eventually, get, run, tripod_binary};
 
 const FOLDER: &str = "/run/programs";
-/// While it exists, iptables fails as for lack of memory.
+/// While it exists, iptables fails as if memory were short.
 const SHORTAGE: &str = "/run/shortage";
 
-/// The script in the place of iptables.
+/// The script that replaces iptables.
 const SCRIPT: &str = r#"#!/bin/sh
 name=$(basename "$0")
 if [ -e /run/shortage ]; then
@@ -86,8 +86,8 @@ fn no_worse_mode_is_chosen_and_nothing_is_removed_for_a_shortage() {
                 Err(answer)
             }
         });
-        // The kubelet's probes by the command as well: nothing is in force yet, and the
-        // process lives.
+        // The kubelet's probes by the command as well: nothing is applied yet, and the process
+        // lives.
         for (arguments, status, words) in [
             (&["--probe=liveness"][..], 0, ""),
             (&["--probe=readiness"], 1, "nothing of IPv4 is applied yet"),

@@ -18,7 +18,7 @@ use std::{
 
 use self::mutant::Mutant;
 
-/// Time limit; a mutant that does not end counts as noticed, too.
+/// Time limit; a mutant that does not end also counts as noticed.
 const LONGEST: Duration = Duration::from_secs(240);
 
 /// Steps of each random run, for mutants that runs of the default length do not notice, and the
@@ -52,7 +52,7 @@ const SIMULATED: [Simulated; 4] = [
     },
 ];
 
-/// Returns all mutants, each with the tests that must notice it.
+/// All mutants, each with the tests that must notice it.
 fn all() -> impl Iterator<Item = (&'static str, &'static Mutant)> {
     SIMULATED
         .iter()
@@ -64,14 +64,14 @@ fn root() -> &'static Path {
 }
 
 impl Mutant {
-    /// Returns the text of its file with the change.
+    /// Applies the change to the text of its file.
     fn of(&self, text: &str) -> String {
         let Mutant { file, from, to, .. } = self;
         assert_eq!(text.matches(from).count(), 1, "{file} has once: {from}");
         text.replacen(from, to, 1)
     }
 
-    /// Returns its line in `docs/development/mutants.csv`.
+    /// Its line in `docs/development/mutants.csv`.
     fn row(&self, noticed: &str) -> String {
         format!("{},\"{}\",\"{noticed}\"\n", self.file, self.breaks)
     }
@@ -159,8 +159,8 @@ fn simulate(tests: &str, tree: &Path, target: &Path, steps: Steps) -> Outcome {
     }
 }
 
-/// Returns the row of `docs/development/mutants.csv` for a mutant that is not to be run; `None`: it is to be
-/// run. `TRIPOD_MUTANTS` in the environment has parts of the descriptions of those that are.
+/// The row of `docs/development/mutants.csv` of a mutant that does not run now; `None` if it runs.
+/// `TRIPOD_MUTANTS` in the environment has parts of the descriptions of those that run.
 fn preserved(mutant: &Mutant) -> Option<String> {
     let asked = std::env::var("TRIPOD_MUTANTS").ok()?;
     if asked.split('|').any(|part| mutant.breaks.contains(part)) {

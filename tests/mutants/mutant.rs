@@ -7,13 +7,13 @@ pub(super) struct Mutant {
     pub(super) from: &'static str,
     /// The text that replaces it.
     pub(super) to: &'static str,
-    /// What the change breaks.
+    /// The effect of the change, as its description.
     pub(super) breaks: &'static str,
     /// Why the simulation cannot notice it.
     pub(super) unnoticed: Option<&'static str>,
 }
 
-/// Returns a mutant that must be noticed.
+/// A mutant that must be noticed.
 pub(super) const fn noticed(
     file: &'static str,
     from: &'static str,
@@ -29,7 +29,7 @@ pub(super) const fn noticed(
     }
 }
 
-/// Returns a mutant that cannot be noticed, and why.
+/// A mutant that cannot be noticed, and why.
 pub(super) const fn unnoticed(mutant: Mutant, why: &'static str) -> Mutant {
     Mutant {
         unnoticed: Some(why),

@@ -1,4 +1,4 @@
-//! The mutants of nftables mode, and of what all modes share.
+//! The mutants of nftables mode and of the code that all modes share.
 
 use super::mutant::{Mutant, noticed, unnoticed};
 
@@ -13,7 +13,7 @@ const STATE: &str = "src/modes/state.rs";
 const STALE: &str = "src/modes/stale.rs";
 const RUNNER: &str = "src/runner/mod.rs";
 
-/// All mutants of nftables mode, and of what all modes share.
+/// All mutants of nftables mode and of the code that all modes share.
 pub(super) const MUTANTS: &[Mutant] = &[
     noticed(
         DIFF,

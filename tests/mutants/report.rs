@@ -19,7 +19,7 @@ fn docs(file: &str) -> PathBuf {
     root().join("docs/development").join(file)
 }
 
-/// Returns the document as the rows of the CSV file make it.
+/// Builds the document from the rows of the CSV file.
 fn document() -> String {
     let csv = fs::read_to_string(docs("mutants.csv")).expect("docs/development/mutants.csv");
     let mut text = String::from(HEAD);

@@ -1,4 +1,4 @@
-//! Session affinity: which endpoint a client stays on, and how much room it has.
+//! Session affinity: which endpoint a client stays on, and how many clients fit.
 
 use std::{
     collections::BTreeSet,
@@ -20,7 +20,7 @@ const SOON: Duration = Duration::from_secs(30);
 /// A map has room for this many clients.
 const ROOM: u32 = 65_535;
 
-/// Returns the names of all endpoints that answer `calls` calls to each address.
+/// The names of all endpoints that answer `calls` calls to each address.
 fn answers(from: &Host, to: &[SocketAddr], calls: usize) -> BTreeSet<String> {
     let each = to.iter().flat_map(|to| (0..calls).map(move |_| to));
     let answer = |to: &SocketAddr| {
@@ -30,7 +30,7 @@ fn answers(from: &Host, to: &[SocketAddr], calls: usize) -> BTreeSet<String> {
     each.map(answer).collect()
 }
 
-/// Has nft run `script` on the node.
+/// Makes nft run `script` on the node.
 fn nft(node: &Host, script: &str) {
     let mut command = node.command("nft");
     let mut child = command
@@ -80,7 +80,7 @@ fn a_client_keeps_its_endpoint_across_the_addresses_of_a_service() {
                     SocketAddr::new(node, service.node_port()),
                 ]
             };
-            // Pods of the node are told from clients outside by the cluster CIDR, which is one of IPv4.
+            // The cluster CIDR, an IPv4 one, distinguishes pods of the node from clients outside.
             let of_pods = local.iter().filter(|_| family == 0);
             for service in cluster.iter().chain(of_pods) {
                 let all = [&external(service)[..], &[service.cluster()[family]]].concat();
@@ -107,7 +107,7 @@ fn a_full_service_port_leaves_others_their_affinity() {
         lab.publish_all(&other);
         let mut tripod = start_with(lab, &[]);
         assert_eq!(answers(&lab.client, &[full.cluster()[0]], 10).len(), 1);
-        // While nothing runs, the map gets as many clients as there is room for. The next process
+        // While nothing runs, the map gets as many clients as it has room for. The next process
         // keeps them.
         tripod.kill();
         let to = lab.backends[0].direct();

@@ -12,7 +12,7 @@ const NODE_PORTS: &str = "--nodeport-addresses=all";
 /// Time limit within which a change must show.
 const SOON: Duration = Duration::from_secs(10);
 
-/// Returns what `tripod services` reports of each port of `default/web`, by protocol and family.
+/// The report of `tripod services` about each port of `default/web`, by protocol and family.
 fn ports(lab: &Lab) -> BTreeMap<String, Value> {
     let mut command = lab.node.command(tripod_binary());
     let asked = command.args(["services", "default/web", "--output=json"]);
@@ -29,7 +29,7 @@ fn ports(lab: &Lab) -> BTreeMap<String, Value> {
     named.collect()
 }
 
-/// Returns the sum of all series of an endpoint metric with these labels.
+/// Sums all series of an endpoint metric with these labels.
 fn scraped(lab: &Lab, metric: &str, labels: &[&str]) -> u64 {
     let at = ([127, 0, 0, 1], 10249).into();
     let body = get(&lab.node, at, "/metrics").expect("an answer");
@@ -78,8 +78,8 @@ fn connections_and_bytes_of_each_endpoint_are_counted_once() {
                 assert_eq!(port["traffic"][what], sum(port, what), "{what}: {port:#}");
             }
         }
-        // A TCP connection with a question and an answer of one line has at least 5
-        // packets of 52 bytes to the endpoint, and less than 20 of 100.
+        // A TCP connection with one line each of question and answer has at least 5 packets of 52
+        // bytes to the endpoint, and less than 20 of 100.
         let bytes = sum(&counted["TCPIPv4"], "bytesIn");
         assert!((11 * 260..11 * 2_000).contains(&bytes), "{bytes} bytes");
         let mut command = lab.node.command(tripod_binary());

@@ -23,12 +23,12 @@ fn with_lab(body: fn(&mut Lab)) {
     });
 }
 
-/// Returns the node port of `service` at both loopback addresses.
+/// The node port of `service` at both loopback addresses.
 fn at(service: &Service) -> [SocketAddr; 2] {
     LOCALHOST.map(|ip| SocketAddr::new(ip, service.node_port()))
 }
 
-/// Returns who answers many calls from the node.
+/// Collects who answers many calls from the node.
 fn answer(lab: &Lab, to: SocketAddr) -> io::Result<BTreeSet<String>> {
     (0..30).map(|_| ask(&lab.node, to)).collect()
 }
@@ -102,8 +102,8 @@ fn endpoints_are_followed_and_connections_stay() {
     });
 }
 
-/// Returns how many packets of `protocol` were refused on loopback, of both families; `None`: that
-/// is not shown.
+/// Packets of `protocol` that were refused on loopback, of both families; `None` if the metric is
+/// absent.
 fn refused(lab: &Lab, protocol: &str) -> Option<f64> {
     let at = ([127, 0, 0, 1], 10249).into();
     let body = get(&lab.node, at, "/metrics").expect("an answer");
@@ -117,8 +117,7 @@ fn refused(lab: &Lab, protocol: &str) -> Option<f64> {
     (values.len() == 2).then(|| values.iter().sum())
 }
 
-/// What other programs of the node listen on at a node port gets nothing of what is sent to the
-/// Service.
+/// Programs of the node that listen on a node port get nothing that is sent to the Service.
 #[test]
 fn what_is_not_relayed_is_refused_and_counted() {
     const ENABLED: &str = "--feature-gates=KubeProxyNFTablesLocalhostNodePorts=true";
@@ -178,7 +177,7 @@ fn what_is_not_relayed_is_refused_and_counted() {
                 udp_is_refused.then_some(0.0),
             ];
             assert_eq!(counts(), expected, "{flags:?}");
-            // The same port at other addresses is served all the same.
+            // The same port at other addresses is still served.
             assert!(ask(&lab.outside, to).is_ok(), "{flags:?}");
             drop(tripod);
         }

@@ -1,4 +1,4 @@
-//! nftables mode together with what other programs do.
+//! nftables mode together with other programs on the node.
 
 mod affinity;
 mod cluster_ips;
@@ -17,19 +17,18 @@ fn start(lab: &Lab) -> Tripod {
     start_with(lab, &[])
 }
 
-/// The same with further flags.
+/// Like [`start`], with further flags.
 fn start_with(lab: &Lab, flags: &[&str]) -> Tripod {
     let mut command = command(lab);
     command.args(flags);
     Tripod::start_on(&lab.node, command)
 }
 
-/// Returns the command that starts it.
 fn command(lab: &Lab) -> Command {
     with_flags(lab, lab.node.command(tripod_binary()))
 }
 
-/// Adds the usual flags to what runs Tripod.
+/// Adds the usual flags to a command that runs Tripod.
 fn with_flags(lab: &Lab, mut command: Command) -> Command {
     command
         .args(["--proxy-mode=nftables", "--hostname-override=node", "--v=4"])

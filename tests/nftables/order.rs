@@ -1,5 +1,5 @@
-//! Whatever happens to the process and to endpoints: no client gets through that must
-//! not, no connection breaks, and the table is right in the end.
+//! Whatever happens to the process and to endpoints: no forbidden client gets through, no
+//! connection breaks, and the table is right in the end.
 
 use std::{
     net::{Ipv4Addr, TcpStream},
@@ -92,8 +92,7 @@ fn a_forbidden_client_never_gets_through() {
     });
 }
 
-/// Returns the content of the table as text, without what differs each time it is
-/// written.
+/// The content of the table as text, without the parts that differ each time it is written.
 fn table(lab: &Lab) -> Vec<String> {
     let text = lab.node.show("nft -s list table ip tripod");
     let mut lines: Vec<String> = text

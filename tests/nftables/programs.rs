@@ -10,8 +10,8 @@ use crate::lab::{self, Capture, Lab, Service, Tripod, ask, eventually, tripod_bi
 const SOON: Duration = Duration::from_secs(10);
 const CHANGES: usize = 100;
 
-/// Returns a command that runs Tripod on the node and writes to `file` which programs Tripod, or a
-/// child process, starts. The process is Tripod's; the tracer runs separately.
+/// A command that runs Tripod on the node and records in `file` which programs Tripod, or a child
+/// process, starts. The process is Tripod's; the tracer runs separately.
 fn traced(lab: &Lab, file: &str) -> Command {
     let mut command = lab.node.command("strace");
     command
@@ -21,7 +21,7 @@ fn traced(lab: &Lab, file: &str) -> Command {
     command
 }
 
-/// Asserts that no program except Tripod itself was looked for.
+/// Asserts that no program except Tripod itself was looked up.
 fn started_none(file: &str) {
     let trace = fs::read_to_string(file).expect("what strace wrote");
     let started: Vec<_> = trace.lines().filter(|line| line.contains("exec")).collect();

@@ -13,7 +13,7 @@ fn flushed_tables_come_back_and_connections_live_on() {
     Lab::run(|lab| {
         let service = Service::new("web", 1);
         lab.publish_all(&service);
-        // What is not noticed must not be repaired nevertheless.
+        // A periodic full sync must not repair damage that went unnoticed.
         let _tripod = start_with(lab, &["--iptables-sync-period=1h"]);
         let to = service.cluster()[0];
         let serves = |what: &str| {

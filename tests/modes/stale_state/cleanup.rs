@@ -1,4 +1,4 @@
-//! `tripod cleanup` removes what belongs to Tripod, and leaves everything else.
+//! `tripod cleanup` removes Tripod's and kube-proxy's objects, and leaves everything else.
 
 use super::super::probe::{kernel, node};
 use super::foreign::{EXCLUDED, foreign};

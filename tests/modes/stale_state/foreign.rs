@@ -38,7 +38,7 @@ COMMIT
 
 /// Network policies, host ports and an administrator's rules, in every engine. Host ports
 /// are masqueraded through kube-proxy's chain (`externalSetMarkChain` of the CNI plug-in
-/// portmap), which stays for that.
+/// portmap), which stays for them.
 const OTHERS: &str = "\
 *mangle
 :cali-PREROUTING - [0:0]

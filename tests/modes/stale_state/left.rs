@@ -1,4 +1,4 @@
-//! What earlier proxies left on a node.
+//! The leftovers of earlier proxies on a node.
 
 use std::process::Stdio;
 
@@ -7,7 +7,7 @@ use super::{engines, feed, restore};
 use crate::lab::recorded::{self, Case, FLAGS};
 use crate::lab::{Host, Tripod, eventually, tripod_binary};
 
-/// Returns a recorded case.
+/// Finds a recorded case by name.
 pub fn case(name: &str) -> Case {
     let mut cases = recorded::cases().into_iter();
     cases
@@ -15,8 +15,8 @@ pub fn case(name: &str) -> Case {
         .unwrap_or_else(|| panic!("no case {name}"))
 }
 
-/// Writes what kube-proxy had in the kernel in that mode, with its rules in `engine`;
-/// `kubelet` is the engine of the kubelet's rules.
+/// Writes kube-proxy's kernel objects in that mode, with its rules in `engine`; `kubelet` is the
+/// engine of the kubelet's rules.
 pub fn kube_proxys(node: &Host, case: &Case, mode: &str, engine: &str, kubelet: &str) {
     let file = |name: &str| case.read(&format!("{mode}/{name}"));
     if mode == "ipvs" {
@@ -60,13 +60,13 @@ pub fn kube_proxys(node: &Host, case: &Case, mode: &str, engine: &str, kubelet: 
     }
 }
 
-/// Returns a recording as kube-proxy writes it: jumps are inserted before rules of others
-/// in the kernel's chains, and the kubelet's KUBE-FIREWALL exists already.
+/// Turns a recording into kube-proxy's input: jumps are inserted before rules of others in the
+/// kernel's chains, and the kubelet's KUBE-FIREWALL exists already.
 fn as_written(saved: &str, firewall_is_there: bool) -> String {
     let mut batch = String::new();
     let mut jumps: Vec<&str> = Vec::new();
     for line in saved.lines() {
-        // nfacct(8) may not be installed; rules without it do as well.
+        // nfacct(8) may not be installed; rules that do without it are enough.
         let skipped = line.contains("-m nfacct")
             || firewall_is_there && line.contains("KUBE-FIREWALL")
             || line.starts_with(':') && !line.ends_with('-');
@@ -90,7 +90,7 @@ fn as_written(saved: &str, firewall_is_there: bool) -> String {
     batch
 }
 
-/// Writes a short form of what kube-proxy has in its nftables mode. There is no recording.
+/// Writes a short form of kube-proxy's objects in nftables mode. There is no recording.
 pub fn nftables(node: &Host) {
     if kernel() == "full" {
         return;

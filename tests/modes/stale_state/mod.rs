@@ -1,4 +1,4 @@
-//! What an earlier proxy left is removed, and what belongs to other programs stays.
+//! An earlier proxy's leftovers are removed, and objects of other programs stay.
 
 mod cleanup;
 pub mod foreign;
@@ -12,8 +12,8 @@ use std::process::Stdio;
 use super::probe::kernel;
 use crate::lab::Host;
 
-/// Returns the engines that this kernel has and the node's other components may use; the
-/// first is that of a plain `iptables`.
+/// The engines that this kernel has and the node's other components may use; the first is that of a
+/// plain `iptables`.
 pub fn engines() -> &'static [&'static str] {
     match kernel().as_str() {
         "full" => &["legacy"],
@@ -21,8 +21,7 @@ pub fn engines() -> &'static [&'static str] {
     }
 }
 
-/// Returns the name of a program, such as `ip6tables-legacy-save`. The guest has only the
-/// plain names.
+/// The name of a program, such as `ip6tables-legacy-save`. The guest has only the plain names.
 pub fn program(of: &str, engine: &str, what: &str) -> String {
     match kernel().as_str() {
         "full" => format!("{of}-{what}"),

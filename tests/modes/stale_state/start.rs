@@ -1,5 +1,5 @@
-//! Starting over what was left: afterwards there is exactly what belongs to others, and
-//! what the same mode has on a node where nothing was left.
+//! Starting over leftovers: afterwards there is exactly what others own, and what the same mode has
+//! on a clean node.
 
 use std::process::Command;
 use std::time::Duration;
@@ -12,11 +12,11 @@ use super::{engines, left};
 use crate::lab::recorded::{Case, FLAGS};
 use crate::lab::{Host, Tripod, eventually, run, tripod_binary};
 
-/// Time that a mode may take to come in force, in a slow guest.
+/// Time that a mode may take until it is applied, in a slow guest.
 pub const SOON: Duration = Duration::from_secs(60);
 
-/// The Services that are served, and those of which something was left: partly the same
-/// names at other addresses.
+/// The Services that are served, and those that left something: partly the same names at other
+/// addresses.
 const NOW: &str = "10-lb-etp-local-healthcheck";
 const THEN: &str = "05-nodeport";
 
@@ -27,12 +27,13 @@ fn serve(case: &Case) {
     case.write_manifests(MANIFESTS.as_ref());
 }
 
-/// Returns a Tripod in that mode that is in force, and has cleaned up what was left.
+/// Starts a Tripod with these flags, and waits until its rules are applied and leftovers are
+/// removed.
 pub fn start(node: &Host, flags: &[&str]) -> Tripod {
     start_by(node, flags, |_| ())
 }
 
-/// As [`start`], with `prepare` applied to its command.
+/// Like [`start`], with `prepare` applied to its command.
 pub fn start_by(node: &Host, flags: &[&str], prepare: impl FnOnce(&mut Command)) -> Tripod {
     let mut command = node.command(tripod_binary());
     command
@@ -52,8 +53,8 @@ pub fn start_by(node: &Host, flags: &[&str], prepare: impl FnOnce(&mut Command))
     tripod
 }
 
-/// Starts with `flags` over everything that can be left on this kernel, on a node whose
-/// kubelet has its rules in `engine`.
+/// Starts with `flags` over every possible leftover on this kernel, on a node whose kubelet has its
+/// rules in `engine`.
 fn over_everything(flags: &[&str], engine: &str) {
     let (now, then) = (left::case(NOW), left::case(THEN));
     let other = engines().iter().find(|other| **other != engine);
@@ -75,7 +76,7 @@ fn over_everything(flags: &[&str], engine: &str) {
         left::kube_proxys(&node, case, mode, in_engine, engine);
     };
     if kernel() == "full" {
-        // System calls are slow there, so only what needs that kernel is tried.
+        // System calls are slow there, so only the cases that need that kernel are tested.
         kube_proxys(&now, "ipvs", engine);
         expected.assert_same(&round(), "over kube-proxy's ipvs mode");
         if flags == ["--proxy-mode=ipvs"] {
@@ -89,7 +90,7 @@ fn over_everything(flags: &[&str], engine: &str) {
         }
         return;
     }
-    // kube-proxy served the same, and earlier something else in another engine.
+    // kube-proxy served the same Services, and earlier others in another engine.
     kube_proxys(&now, "iptables", engine);
     if let Some(other) = other {
         kube_proxys(&then, "iptables", other);
@@ -189,7 +190,7 @@ fn nothing_goes_before_there_is_something_to_serve() {
                 .arg(format!("--kubeconfig={kubeconfig}"))
                 .args(FLAGS);
             let mut tripod = Tripod::spawn(command);
-            // Three kinds of objects are followed.
+            // Three kinds of objects are watched.
             eventually("it has tried more than once", SOON, || {
                 match tripod.logged(&["trying again"]) {
                     0..4 => Err(tripod.log()),

@@ -8,7 +8,7 @@ use crate::lab::Host;
 use crate::lab::recorded::Ruleset;
 
 /// The state of a node. The order of chains, of members of sets and of virtual servers is
-/// ignored, that of rules is not.
+/// ignored, but not that of rules.
 pub struct State {
     rules: Vec<(String, Ruleset)>,
     /// Everything else, one line each.
@@ -74,7 +74,7 @@ impl State {
         State { rules, rest }
     }
 
-    /// Returns what is different in `other`, one line each.
+    /// Lists the differences from `other`, one per line.
     pub fn differences(&self, other: &State) -> Vec<String> {
         let mut found = Vec::new();
         for ((program, ours), (_, theirs)) in self.rules.iter().zip(&other.rules) {
@@ -89,15 +89,15 @@ impl State {
     }
 
     /// # Panics
-    /// If `other` is not the same.
+    /// If `other` differs.
     pub fn assert_same(&self, other: &State, when: &str) {
         let found = self.differences(other);
         assert!(found.is_empty(), "{when}:\n{}", found.join("\n"));
     }
 }
 
-/// Returns a line of a rule in a form that is the same in each run: userspace mode listens on ports
-/// that the kernel chooses, redirects there, and refuses direct calls of them.
+/// A line of a rule in a form that is the same in each run: userspace mode listens on ports that
+/// the kernel chooses, redirects there, and refuses direct calls to them.
 fn neutral(line: &str) -> String {
     if !line.starts_with("-A TRIPOD-US") {
         return line.to_owned();

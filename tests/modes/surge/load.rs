@@ -1,4 +1,4 @@
-//! Clients and probes that go on calling while pods come and go.
+//! Clients and probes that keep calling while pods come and go.
 
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
@@ -14,14 +14,14 @@ use crate::lab::{
 
 /// How long a client waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How long a client waits before it sends a datagram again.
+/// How long a client waits before it repeats a datagram.
 const RESEND: Duration = Duration::from_secs(2);
-/// Time between two calls of a client: not a wait for something.
+/// Time between two calls of a client: the pace, not a wait.
 const PACE: Duration = Duration::from_millis(20);
 /// Calls of each kind that must succeed after each step.
 const MORE: usize = 20;
 
-/// What is called at the node, again and again.
+/// A kind of call that the node gets again and again.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Tcp,
@@ -30,7 +30,7 @@ enum Kind {
     Probe,
 }
 
-/// How many calls were made, and what failed.
+/// How many calls were made, and which failed.
 #[derive(Default)]
 pub struct Load {
     stop: AtomicBool,
@@ -74,7 +74,7 @@ impl Load {
     }
 }
 
-/// Has the load stop when it is dropped, also after a failure.
+/// Makes the load stop when this is dropped, also after a failure.
 struct Stop<'a>(&'a Load);
 
 impl Drop for Stop<'_> {
@@ -98,8 +98,8 @@ pub fn under_load(lab: &Lab, web: &Service, body: impl FnOnce(&Load)) {
         }
     };
     std::thread::scope(|scope| {
-        // Not from one pod to another on the bridge, whose answers some kernels do not
-        // send back through the node.
+        // Not from one pod to another on the bridge, whose answers some kernels do not send back
+        // through the node.
         scope.spawn(|| load.repeat(&lab.node, || each(Kind::Tcp, &cluster)));
         scope.spawn(|| load.repeat(&lab.outside, || each(Kind::Tcp, &ingress)));
         scope.spawn(|| load.repeat(&lab.outside, || each(Kind::Tcp, &[node_port])));

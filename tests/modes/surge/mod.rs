@@ -1,5 +1,5 @@
-//! A new pod together with the old one on the same node, on the same ports, as with a
-//! DaemonSet with `maxSurge: 1`.
+//! A new pod next to the old one on the same node, on the same ports, as with a DaemonSet with
+//! `maxSurge: 1`.
 
 mod load;
 
@@ -14,7 +14,7 @@ use crate::lab::{
     Capture, EndpointChoice, Lab, Service, Tripod, ask, eventually, get, run, tripod_binary,
 };
 
-/// How long anything may take that is not slow, also in a slow guest.
+/// Time limit of anything that is not slow, also in a slow guest.
 const SOON: Duration = Duration::from_secs(60);
 /// The Service's health-check node port.
 const CHECK_PORT: u16 = 31_000;
@@ -27,7 +27,7 @@ struct Way {
 }
 
 impl Way {
-    /// Returns whether the process relays connections.
+    /// Whether the process relays connections.
     fn relays(self) -> bool {
         self.mode == "userspace"
     }
@@ -61,7 +61,7 @@ in_each_mode!(
     a_rollout_that_fails_leaves_the_old_pod_in_charge
 );
 
-/// As [`in_lab`], unless this runs in a guest kernel, where only ipvs mode matters.
+/// Like [`in_lab`], unless this runs in a guest kernel, where only ipvs mode matters.
 fn on_host(mode: &'static str, capture: Capture, body: fn(&Lab, Way)) {
     if kernel() != "full" {
         in_lab(mode, capture, body);
@@ -76,14 +76,14 @@ fn in_lab(mode: &'static str, capture: Capture, body: fn(&Lab, Way)) {
     });
 }
 
-/// A pod of the DaemonSet: it has its own unix socket, as it has its own `/run/tripod`.
+/// A pod of the DaemonSet: it has its own unix socket, since it has its own `/run/tripod`.
 struct Pod {
     process: Tripod,
     socket: String,
 }
 
 impl Pod {
-    /// Starts the pod of that number, and waits for nothing.
+    /// Starts the pod of that number without waiting for anything.
     fn start(lab: &Lab, way: Way, number: u32, flags: &[&str]) -> Pod {
         let socket = format!("--status-socket=/run/pod-{number}/tripod.sock");
         let mut command = lab.node.command(tripod_binary());
@@ -128,7 +128,7 @@ impl Pod {
         pod
     }
 
-    /// Asks as the readiness probe of the pod does.
+    /// Asks like the pod's readiness probe.
     fn is_ready(&self, lab: &Lab) -> bool {
         let mut command = lab.node.command(tripod_binary());
         command.args(["status", "--probe=readiness", &self.socket]);
@@ -136,7 +136,7 @@ impl Pod {
         asked.status.success()
     }
 
-    /// Returns what `tripod status` prints in the pod, as text, and whether it gave way.
+    /// The text that `tripod status` prints in the pod, and whether the pod gave way.
     fn status(&self, lab: &Lab) -> (String, bool) {
         let asked = |format: &str| {
             let mut command = lab.node.command(tripod_binary());
@@ -162,7 +162,7 @@ impl Pod {
         });
     }
 
-    /// Waits until it has compared everything once more, and would have repaired what it
+    /// Waits until it has compared everything once more, and would have repaired anything that it
     /// takes for damage.
     fn compares_everything(&self) {
         let full = || self.process.logged(&["synced", "full=true"]);
@@ -174,8 +174,7 @@ impl Pod {
         });
     }
 
-    /// Returns the lines of its log that would alarm an operator, or that report a
-    /// repair.
+    /// The lines of its log that would alarm an operator, or that report a repair.
     fn troubles(&self) -> Vec<String> {
         let log = self.process.log();
         let words = [
@@ -184,7 +183,7 @@ impl Pod {
             "written again",
             "another process changed",
         ];
-        // In a slow guest programs sometimes take longer than the time limit, whoever else runs.
+        // In a slow guest programs sometimes exceed the time limit, whoever else runs.
         let slow = ["the program that writes them does not end", "not applied"];
         let is_slow = |line: &str| kernel() == "full" && slow.iter().any(|w| line.contains(w));
         let lines = log.lines().filter(|line| !is_slow(line));
@@ -193,8 +192,7 @@ impl Pod {
     }
 }
 
-/// Publishes a Service with everything that a node serves for it, with `names` as
-/// endpoints on this node.
+/// Publishes a Service that uses everything a node serves, with `names` as endpoints on this node.
 fn publish(lab: &Lab, names: &[&str]) -> Service {
     let web = Service::new("web", 10)
         .with_node_port()
@@ -297,7 +295,7 @@ fn a_rollout_that_fails_leaves_the_old_pod_in_charge(lab: &Lab, way: Way) {
     under_load(lab, &web, |load| load.more());
 }
 
-/// Returns whether a mode has something in the kernel.
+/// Whether a mode has something in the kernel.
 fn is_there(lab: &Lab, mode: &str) -> bool {
     match mode {
         "nftables" => lab.node.show("nft list tables").contains("ip tripod"),
@@ -305,7 +303,7 @@ fn is_there(lab: &Lab, mode: &str) -> bool {
     }
 }
 
-/// The new pod runs another mode, and is killed after it has removed what the old one had.
+/// The new pod runs another mode, and is killed after it has removed the old one's objects.
 fn the_old_mode_comes_back(modes: [&'static str; 2]) {
     run(|| {
         let mut lab = Lab::new(Capture::Redirect);

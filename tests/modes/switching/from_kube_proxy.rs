@@ -1,5 +1,5 @@
-//! From a kube-proxy that has just ended, and leaves everything that it had in the
-//! kernel, to Tripod, and back.
+//! From a kube-proxy that has just ended, and leaves all its objects in the kernel, to Tripod, and
+//! back.
 
 use std::{collections::BTreeSet, net::SocketAddr, path::Path};
 
@@ -31,8 +31,7 @@ impl Old {
     fn leave(self, lab: &Lab) {
         match self {
             Old::Mode(mode, engine) => {
-                // What Tripod would write there is what kube-proxy wrote, as the
-                // recordings show.
+                // As the recordings show, Tripod would write exactly kube-proxy's rules there.
                 let text = lab.node.show(&format!(
                     "{} render --proxy-mode={mode} --manifests={} {}",
                     tripod_binary().display(),
@@ -54,7 +53,7 @@ impl Old {
     }
 }
 
-/// Gives what `tripod render` printed to the programs that it names.
+/// Feeds the output of `tripod render` to the programs that it names.
 fn replay(node: &Host, engine: &str, text: &str) {
     let mut parts: Vec<(String, String)> = Vec::new();
     for line in text.lines() {
@@ -68,7 +67,7 @@ fn replay(node: &Host, engine: &str, text: &str) {
             };
             parts.push((command, String::new()));
         } else if let Some((_, input)) = parts.last_mut()
-            // nfacct(8) may not be installed; rules without it do as well.
+            // nfacct(8) may not be installed; rules that do without it are enough.
             && !line.starts_with('#')
             && !line.contains("-m nfacct")
         {
@@ -129,8 +128,8 @@ pub(super) fn join_cluster(lab: &Lab, kubelet: &str) {
     );
     for of in ["iptables", "ip6tables"] {
         let hint = "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n";
-        // More of the kubelet's rules, such as KUBE-FIREWALL, would keep connection
-        // tracking at work, whatever happens to other rules.
+        // More of the kubelet's rules, such as KUBE-FIREWALL, would keep connection tracking
+        // active, whatever happens to other rules.
         let restore = program(of, kubelet, "restore");
         feed(node, &format!("{restore} --noflush"), hint);
     }
@@ -166,9 +165,9 @@ fn take_over(old: Old, flags: &[&str], kubelet: &str) {
     let node_port = SocketAddr::new(node.addresses[0], web.node_port());
     let [cluster, _] = web.cluster();
     // From a pod only with local capture: without br_netfilter, answers from pods of the
-    // same bridge would not return the way of the question. Calls of the node itself fail
-    // while local capture routes them to loopback and remaining nat rules send them on
-    // from there (EACCES, EINVAL).
+    // same bridge would not return the way the question came. Calls by the node itself fail while
+    // local capture routes them to loopback and remaining nat rules send them on from there
+    // (EACCES, EINVAL).
     let inside = if flags == LOCAL { &lab.client } else { node };
     let call = |number| match number % 3 {
         0 => ask(&lab.outside, node_port),
@@ -191,9 +190,9 @@ fn take_over(old: Old, flags: &[&str], kubelet: &str) {
         let mut before = open();
         calls.wait(6);
         let tripod = tripod.insert(start(lab, flags));
-        // Connections through IPVS keep it for as long as it remembers them, two minutes
-        // after their end; and connections that need translation keep the rules because
-        // of which the kernel translates, if this mode has none.
+        // Connections through IPVS keep its objects for as long as it remembers them, two minutes
+        // after their end; and connections that need translation keep the rules that make the
+        // kernel translate, if this mode has none.
         let keeps = match old {
             Old::Mode("ipvs", _) => flags != IPVS,
             _ => flags == LOCAL,
@@ -250,7 +249,7 @@ take_over! {
     ipvs_to_redirect: "full", Old::Mode("ipvs", "legacy"), REDIRECT, "legacy";
 }
 
-/// IPVS gets packets before local capture: what is left of it ends, so that it does not refuse
+/// IPVS gets packets before local capture: its leftovers are removed, so that they do not refuse
 /// new connections, and its link does not take routes with it.
 #[test]
 fn ipvs_to_local() {
@@ -278,8 +277,8 @@ fn ipvs_to_local() {
     });
 }
 
-/// Tripod ran with `flags` and has ended, and kube-proxy has written its rules: what only
-/// Tripod has is removed, and no rule of kube-proxy.
+/// Tripod ran with `flags` and has ended, and kube-proxy has written its rules: objects that only
+/// Tripod has are removed, and no rule of kube-proxy.
 fn back(flags: &[&str]) {
     let mut lab = Lab::new(Capture::Redirect);
     let web = Service::new("web", 10).with_node_port();

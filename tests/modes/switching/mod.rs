@@ -1,4 +1,4 @@
-//! One proxy replaces another while clients go on calling.
+//! One proxy replaces another while clients keep calling.
 
 mod from_kube_proxy;
 mod localhost;
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::lab::{Host, eventually, say, tcp_from_new_port};
 
-/// Time that a mode may take to come in force, in a slow guest.
+/// Time that a mode may take until it is applied, in a slow guest.
 const SOON: Duration = Duration::from_secs(60);
 
 /// A connection that stays open, and who answers on it.

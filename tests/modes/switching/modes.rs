@@ -18,7 +18,7 @@ fn start(lab: &Lab, mode: &str, number: u16) -> Tripod {
     Tripod::start_beside(lab, mode, number, &flags)
 }
 
-/// Returns for each mode whether it has something in the kernel.
+/// For each mode, whether it has something in the kernel.
 fn traces(lab: &Lab) -> [(&'static str, bool); 4] {
     let nat = lab.node.show("iptables-save -t nat");
     // A guest may have no nf_tables.
@@ -57,8 +57,8 @@ fn clients_notice_nothing() {
                     let [old, new] = pair else { unreachable!() };
                     let before = calls.made();
                     let mut long = Long::open(&lab.outside, to);
-                    // A process that relays goes on while it has connections; what is in
-                    // the kernel goes on anyway.
+                    // A process that relays stays while it has connections; connections through the
+                    // kernel continue anyway.
                     running.ask_to_end();
                     long.is_served(&format!("{old} was asked to end"));
                     let next = start(lab, new, number);
@@ -66,8 +66,8 @@ fn clients_notice_nothing() {
                     long.is_served(&format!("{new} is in force after {old}"));
                     let mut fresh = Long::open(&lab.outside, to);
                     fresh.is_served("under the new mode");
-                    // A connection through IPVS keeps it, and one through a process keeps
-                    // that.
+                    // A connection through IPVS keeps the mode's objects, and one through a process
+                    // keeps the process.
                     if *old != "ipvs" {
                         eventually(&format!("{old} is gone"), SOON, || {
                             if traces(lab).contains(&(*old, true)) {

@@ -1,6 +1,5 @@
 //! Connections that are open when one process takes over from another, for each ordered pair of
-//! (mode, capture) that the host's kernel can run: they go on for as long as whatever forwards
-//! them.
+//! (mode, capture) that the host's kernel can run: they last as long as whatever forwards them.
 
 use std::{
     io,
@@ -41,7 +40,7 @@ impl Kind {
         }
     }
 
-    /// Returns the engine of the node's other components, when a process of this kind starts.
+    /// The engine of the node's other components when a process of this kind starts.
     fn engine(self) -> &'static str {
         match self {
             Kind::Iptables(engine) => engine,
@@ -67,7 +66,7 @@ impl Kind {
     }
 }
 
-/// Has the kubelet's rules only in `engine`.
+/// Moves the kubelet's rules to `engine`.
 fn kubelet_moves(lab: &Lab, engine: &str) {
     for of in ["iptables", "ip6tables"] {
         for other in super::super::stale_state::engines() {
@@ -162,7 +161,7 @@ impl Drop for Stop<'_> {
 }
 
 impl Talking {
-    /// Has `client` say one thing after the other until the end, or until one fails.
+    /// Makes `client` say one thing after another until the end, or until one fails.
     fn goes_on(&self, mut client: Client) -> Result<(), String> {
         let mut said = 0;
         while !self.stop.load(Relaxed) {
@@ -183,7 +182,7 @@ impl Talking {
     }
 }
 
-/// Returns clients on an outside host of all that it calls: cluster IPs and node ports.
+/// Clients on an outside host of everything that it calls: cluster IPs and node ports.
 fn clients(lab: &Lab, web: &Service, open: fn(&Host, SocketAddr) -> Client) -> Vec<Client> {
     let mut clients = Vec::new();
     for (to, address) in web.cluster().into_iter().zip(lab.node.addresses) {
@@ -194,7 +193,7 @@ fn clients(lab: &Lab, web: &Service, open: fn(&Host, SocketAddr) -> Client) -> V
     clients
 }
 
-/// Returns what failed for each of `clients` that gets no answer any more.
+/// The failures of those `clients` that no longer get an answer.
 fn failures(clients: &mut [Client]) -> Vec<String> {
     let said = clients.iter_mut().map(Client::says);
     let failed = said.filter_map(Result::err);
@@ -219,7 +218,7 @@ fn switch(old: Kind, new: Kind) {
     let inside = web.cluster().into_iter();
     let inside = inside.flat_map(|to| [Client::tcp(&lab.node, to), Client::udp(&lab.node, to)]);
     // With local capture a datagram socket of the node has the loopback address as its source
-    // for as long as it is connected, and nothing can be sent on from there.
+    // while it is connected, and nothing can be sent on from there.
     let moves = |client: &Client| old != Kind::Local || matches!(client.talk, Talk::Tcp(_));
     talking.extend(inside.filter(moves));
     idle.extend(web.cluster().map(|to| Client::tcp(&lab.node, to)));
@@ -305,8 +304,8 @@ switch! {
     local_to_redirect: "host", Kind::Local, Kind::Redirect;
 }
 
-/// What stays for open connections sends no new one to other listeners on the node: when
-/// the Service is removed, or the old process ends.
+/// Objects kept for open connections send no new connection to other listeners on the node: neither
+/// when the Service is removed nor when the old process ends.
 fn leads_nobody_elsewhere(new: Kind) {
     let mut lab = Lab::new(Capture::Redirect);
     let web = Service::new("web", 10);
@@ -361,8 +360,7 @@ fn leads_nobody_elsewhere(new: Kind) {
     assert!(!tables.contains("tripod-draining"), "{tables}");
 }
 
-/// Returns whether a connection of the outside host is accepted. Without a route nothing
-/// answers.
+/// Whether a connection of the outside host is accepted. Without a route nothing answers.
 fn connects(lab: &Lab, to: SocketAddr) -> bool {
     let within = Duration::from_millis(300);
     let called = lab
