@@ -149,7 +149,7 @@ fn ipv4_follows(lab: &Lab, web: &Service, other: &Service, client: &UdpSocket) {
     counted(lab, 1);
 }
 
-/// Checks that failed changes are retried without further ado.
+/// Checks that failed changes are retried automatically.
 fn ipv6_comes_back(lab: &Lab, web: &Service, other: &Service) {
     answered_by(lab, "a", other.cluster()[1], 3 * SOON);
     answered_by(lab, "c", web.cluster()[1], SOON);

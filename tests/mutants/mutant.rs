@@ -7,7 +7,7 @@ pub(super) struct Mutant {
     pub(super) from: &'static str,
     /// The text that replaces it.
     pub(super) to: &'static str,
-    /// The effect of the change, as its description.
+    /// Describes the damage, for the report.
     pub(super) breaks: &'static str,
     /// Why the simulation cannot notice it.
     pub(super) unnoticed: Option<&'static str>,

@@ -1,4 +1,4 @@
-//! `tripod test --manifests`: a folder is tried in namespaces that the command makes.
+//! `tripod test --manifests`: the command makes namespaces and tests a folder in them.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use crate::lab::{
     uml::{Profile, in_guest},
 };
 
-/// Services of each kind, with what is promised of them in `checks.txt`.
+/// Services of each kind; `checks.txt` has their promises.
 const SERVICES: &str = include_str!("services.yaml");
 
 const CHECKS: &str = include_str!("checks.txt");
@@ -42,7 +42,7 @@ fn command(folder: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// What the command printed, and its exit status.
+/// Runs the command. Returns standard output, standard error and exit status.
 fn printed(mut command: Command) -> (String, String, Option<i32>) {
     let output = command.output().expect("running tripod");
     let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
@@ -58,7 +58,7 @@ fn checks(report: &Value) -> &[Value] {
     report["checks"].as_array().expect("a list")
 }
 
-/// A check but for what was seen.
+/// A check without its observed result.
 fn line(check: &Value) -> String {
     let fields = [
         "outcome",
@@ -73,7 +73,7 @@ fn line(check: &Value) -> String {
     fields.join(" | ")
 }
 
-/// What is to be in the report on a mode.
+/// The lines expected in the report on a mode.
 fn expected(mode: &str) -> Vec<String> {
     let lines = CHECKS.lines().map(|line| {
         let is_of_all = line.contains("load-balancer IP | shop/local") && !line.contains("outside");
@@ -160,7 +160,7 @@ fn the_table_has_a_line_for_each_check() {
     });
 }
 
-/// A Service with a typing error is not tried, which must not look as if all were well.
+/// A Service with a typing error is not tested, which must not look as if all were well.
 #[test]
 fn a_folder_with_faults_fails() {
     run(|| {
@@ -192,7 +192,7 @@ fn a_folder_with_faults_fails() {
     });
 }
 
-/// An ordinary user makes the namespaces as well, where that is allowed at all.
+/// An ordinary user makes the namespaces as well, where that is allowed.
 #[test]
 fn no_root_is_needed() {
     run(|| {
@@ -279,7 +279,7 @@ fn of_two_pods_with_one_address_the_live_one_counts() {
     });
 }
 
-/// A Service that takes seconds to try: outside hosts get no answer at its addresses.
+/// A Service that takes seconds to test: outside hosts get no answer at its addresses.
 fn slow() -> String {
     let addresses: Vec<String> = (1..=6).map(|last| format!("203.0.113.{last}")).collect();
     let service = json!({
@@ -305,7 +305,7 @@ fn slow() -> String {
 /// A test of [`slow`] under way.
 struct UnderWay {
     test: Child,
-    /// The number of the process of Tripod that is tried.
+    /// The process ID of the Tripod under test.
     proxy: String,
 }
 
@@ -417,7 +417,7 @@ fn what_cannot_be_tried_is_said() {
             assert!(error.contains(words), "no {words:?} in {error}");
             assert_eq!(text, "");
         }
-        // In a kernel that has IPVS it is tried.
+        // In a kernel that has IPVS the mode is tested.
         let (text, error, status) = printed(command(&some, &["--proxy-mode=ipvs"]));
         if status == Some(2) {
             for words in ["ipvs mode cannot run here", "for lack of", "tripod probe"] {

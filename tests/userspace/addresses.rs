@@ -60,7 +60,7 @@ fn external_and_load_balancer_ips_answer(lab: &mut Lab) {
     }
 }
 
-/// Connects from an address and port that other connections may have, too.
+/// Connects from an address and port that other connections may also have.
 fn connect_from(host: &Host, from: SocketAddr, to: SocketAddr) -> io::Result<TcpStream> {
     let patience = Duration::from_secs(10);
     host.enter(|| {

@@ -1,4 +1,4 @@
-//! What Tripod adds to the node's network, and that it removes it again.
+//! Tripod's additions to the node's network, and their removal.
 
 use std::collections::BTreeSet;
 use std::net::{Ipv6Addr, SocketAddr, TcpListener};
@@ -15,7 +15,7 @@ on_local_capture!(foreign_ports_of_a_service_address_do_not_reach_the_node);
 
 const ALL: [&str; 3] = ["a", "b", "c"];
 
-/// Returns the rules, routes and addresses of a host, one per line.
+/// Lists the rules, routes and addresses of a host, one per line.
 pub fn traces(host: &Host) -> BTreeSet<String> {
     let mut lines = BTreeSet::new();
     let mut commands = vec![
@@ -122,7 +122,7 @@ fn a_service_removed_while_tripod_was_down_is_gone(lab: &mut Lab) {
 fn foreign_ports_of_a_service_address_do_not_reach_the_node(lab: &mut Lab) {
     let web = everything("web", 10);
     lab.three_backends().publish_all(&web);
-    // What a node may run: a daemon on all of its addresses.
+    // As a node may have: a daemon on all of its addresses.
     let daemon = lab
         .node
         .enter(|| TcpListener::bind((Ipv6Addr::UNSPECIFIED, 2222)))
@@ -134,7 +134,7 @@ fn foreign_ports_of_a_service_address_do_not_reach_the_node(lab: &mut Lab) {
     for to in [web.cluster(), web.external(), web.ingress()].concat() {
         reaches("the Service's own port", &ALL, || ask(&lab.client, to));
         let foreign = SocketAddr::new(to.ip(), 2222);
-        // At the same time: some callers get no answer and wait.
+        // At the same time, since some callers get no answer and wait.
         std::thread::scope(|scope| {
             for from in [&lab.client, &lab.outside, &lab.node] {
                 scope.spawn(move || {

@@ -38,7 +38,7 @@ fn a_removed_endpoint_keeps_its_connections_but_gets_no_new_ones(lab: &mut Lab) 
             "one of twelve is at b"
         );
         lab.publish(&web, &["a", "c"]);
-        // In force as soon as none of as many calls as there were endpoints reaches b.
+        // The change is applied as soon as none of as many calls as there were endpoints reaches b.
         eventually("b gets no new connection", SOON, || {
             let mut answers = (0..6).map(|_| ask(&lab.client, to).expect("an answer"));
             if answers.any(|name| name == "b") {

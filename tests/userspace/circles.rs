@@ -1,5 +1,5 @@
-//! Endpoints that are themselves addresses of Services: calls of them end, instead of
-//! returning to Tripod until descriptors run out.
+//! Endpoints that are themselves addresses of Services: calls to them end, instead of returning to
+//! Tripod until descriptors run out.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -40,7 +40,7 @@ fn lead(lab: &Lab, service: &Service, to: &[SocketAddr]) {
     lab.write(&format!("{}-slices.json", service.name), &list.to_string());
 }
 
-/// Checks that calls that cannot be answered leave no connection and no UDP client behind.
+/// Checks that calls that cannot be answered leave neither connections nor UDP clients behind.
 fn calls_end(lab: &Lab, to: &[SocketAddr]) {
     let tripod = lab.tripod();
     let (before, start) = (tripod.descriptors(), tripod.processor_time());
@@ -80,7 +80,7 @@ fn two_services_in_a_circle_cost_nothing(lab: &mut Lab) {
         lab.publish(service, &[]);
         lead(lab, service, &next.cluster());
     }
-    // Each call goes no further than to the first of them.
+    // Each call goes no further than the first of them.
     let tripod = lab.tripod();
     for to in one.cluster() {
         assert!(ask(&lab.client, to).is_err());
@@ -127,7 +127,7 @@ fn an_endpoint_that_is_a_node_port_costs_nothing(lab: &mut Lab) {
     assert!(tripod.descriptors() < before + 10);
 }
 
-/// A Service may name the address of another one's pod as its external IP.
+/// A Service may name the address of another Service's pod as its external IP.
 fn who_has_the_address_of_an_endpoint_is_named(lab: &mut Lab) {
     lab.add_backends(&["a", "b"]);
     let web = Service::new("web", 10);

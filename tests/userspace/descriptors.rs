@@ -23,7 +23,7 @@ on_each_capture!(
     sockets_of_a_killed_process_count_once,
 );
 
-/// Returns connections on which a question was sent, and no answer was read yet.
+/// Opens connections and sends a question on each, without reading an answer yet.
 fn ask_many(lab: &Lab, to: SocketAddr, connections: usize) -> Vec<TcpStream> {
     let ask = |n| {
         let mut stream = tcp(&lab.client, to).unwrap_or_else(|e| panic!("connection {n}: {e}"));
@@ -36,7 +36,7 @@ fn ask_many(lab: &Lab, to: SocketAddr, connections: usize) -> Vec<TcpStream> {
     (0..connections).map(ask).collect()
 }
 
-/// Waits until connections wait for descriptors that other connections have.
+/// Waits until connections wait for descriptors that other connections hold.
 fn run_out(
     lab: &Lab,
     tripod: &Tripod,
@@ -72,7 +72,7 @@ fn connections_wait_for_descriptors(lab: &mut Lab) {
 }
 
 /// Descriptors of threads, their epoll instances, netlink sockets, probes, and programs
-/// that are started: available whatever connections there are.
+/// that are started: available however many connections there are.
 fn connections_leave_what_the_process_needs(lab: &mut Lab) {
     const LIMIT: usize = 256;
     let (web, other) = (Service::new("web", 10), Service::new("other", 11));
@@ -125,7 +125,7 @@ fn a_flood_of_one_service_leaves_the_others_alone(lab: &mut Lab) {
     all_are_served(&mut waiting, &mut answered);
 }
 
-/// Services that have listeners are served, and only the others are reported not to be in force.
+/// Services that have listeners are served, and only the others are reported as not applied.
 fn more_services_than_descriptors_leave_some_to_connections(lab: &mut Lab) {
     const LIMIT: usize = 256;
     lab.three_backends();
@@ -134,7 +134,7 @@ fn more_services_than_descriptors_leave_some_to_connections(lab: &mut Lab) {
         .collect();
     services.iter().for_each(|service| lab.publish_all(service));
     let tripod = Tripod::start_with_descriptors(lab, LIMIT, &[]);
-    // Logged after what is not in force.
+    // Logged after the Services that are not applied.
     tripod.logs_once(&["INFO serving"]);
     // TCP and UDP, IPv4 and IPv6; the log has one line for each family.
     assert!((1..=2).contains(&tripod.logged(&["not applied"])));
@@ -158,7 +158,7 @@ fn more_services_than_descriptors_leave_some_to_connections(lab: &mut Lab) {
     assert!((1..=in_force).contains(&tcp), "{tcp} of {in_force}");
 }
 
-/// What one Service asks for is more than there is. Its namespace sorts first.
+/// One Service asks for more than there is. Its namespace sorts first.
 fn a_service_of_thousands_of_ports_leaves_others_theirs(lab: &mut Lab) {
     const LIMIT: usize = 1_024;
     lab.add_backends(&["a"]);
@@ -195,7 +195,7 @@ fn a_service_of_thousands_of_ports_leaves_others_theirs(lab: &mut Lab) {
     start(&all);
 }
 
-/// The listeners of all Services have more than half of the descriptors, and the next process gets
+/// The listeners of all Services take more than half of the descriptors, and the next process gets
 /// them before it opens any.
 fn sockets_of_a_killed_process_count_once(lab: &mut Lab) {
     const LIMIT: usize = 500;
@@ -208,7 +208,7 @@ fn sockets_of_a_killed_process_count_once(lab: &mut Lab) {
     let before = holder.descriptors();
     let start = || {
         let tripod = Tripod::start_with_descriptors(lab, LIMIT, &["--userspace-workers=2"]);
-        // Logged after what is not in force.
+        // Logged after any Services that are not applied.
         tripod.logs_once(&["INFO serving"]);
         assert_eq!(tripod.logged(&["not applied"]), 0);
         eventually("the holder has all sockets", SOON, || {
@@ -224,7 +224,7 @@ fn sockets_of_a_killed_process_count_once(lab: &mut Lab) {
     let _next = start();
 }
 
-/// Waits until all have their answer, while connections that have it are closed.
+/// Waits until all have their answer, while answered connections are closed.
 fn all_are_served(waiting: &mut Vec<TcpStream>, answered: &mut Vec<TcpStream>) {
     eventually(
         "all are served as others close",
@@ -240,7 +240,7 @@ fn all_are_served(waiting: &mut Vec<TcpStream>, answered: &mut Vec<TcpStream>) {
     );
 }
 
-/// Moves connections that have their answer from `waiting` to `answered`.
+/// Moves answered connections from `waiting` to `answered`.
 fn collect_answers(waiting: &mut Vec<TcpStream>, answered: &mut Vec<TcpStream>) {
     for mut stream in std::mem::take(waiting) {
         let mut answer = [0; 16];

@@ -10,7 +10,7 @@ on_each_capture!(listeners_that_another_program_ended_open_anew);
 /// Commands that close all listeners in the node's kernel.
 const END: [&str; 2] = ["ss --kill -tln", "ss --kill -uln"];
 
-/// What answers over HTTP: its port and path.
+/// HTTP services: port and path.
 const SERVED: [(u16, &str); 3] = [(10_256, "/healthz"), (10_249, "/metrics"), (31_000, "/")];
 
 fn listeners_that_another_program_ended_open_anew(lab: &mut Lab) {

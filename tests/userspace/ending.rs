@@ -1,4 +1,4 @@
-//! What a process that is asked to end waits for where no other one takes over.
+//! Reasons for a process that is asked to end to wait, where no other one takes over.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ on_each_capture!(
     it_ends_with_its_last_connection,
 );
 
-/// Far less than the time for which connections are waited for.
+/// Far less than the time that connections get to end.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
 const PATIENT: &[&str] = &["--userspace-drain-timeout=5m"];

@@ -39,7 +39,7 @@ fn a_node_without_ipv6_serves_ipv4(lab: &mut Lab) {
         table.contains(&format!("its Services are not served: {why}")),
         "{table}"
     );
-    // A change is no reason to report it again either.
+    // A change is no reason to report it again, either.
     lab.publish(&web, &[]);
     eventually("the change is in force", SOON, || {
         match ask(&lab.client, v4) {

@@ -9,10 +9,11 @@ use crate::lab::{Capture, Lab, Service, Tripod, ask, ask_within, udp_ask};
 on_each_capture!(commands_of_the_document_open_a_firewall);
 
 const ALL: [&str; 3] = ["a", "b", "c"];
-/// How long a caller waits for an answer that is to be dropped. One that is to come has more time.
+/// How long a caller waits for an answer that must be dropped. An answer that must arrive has more
+/// time.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Returns the commands of iptables in docs/userspace.md, each with the capture that it is for.
+/// The iptables commands in docs/userspace.md, each with the capture that it is for.
 pub fn commands() -> Vec<(&'static str, &'static str)> {
     let lines = include_str!("../../docs/userspace.md").lines();
     let commands = lines.filter(|line| line.starts_with("iptables -"));

@@ -21,8 +21,8 @@ on_each_capture!(
     without_a_gap_the_sockets_of_the_old_process_are_closed,
 );
 
-/// Callers of each address in a gap: more than there are sockets, so that some wait at
-/// each of them.
+/// Callers of each address in a gap: more than there are sockets, so that some wait at each of
+/// them.
 const WAITING: usize = 24;
 
 pub(super) fn start_holder(lab: &Lab) -> Tripod {
@@ -46,7 +46,7 @@ fn start(lab: &Lab, workers: usize) -> Tripod {
     start_beside(lab, 0, workers)
 }
 
-/// As [`start`], while another proxy with a different `number` runs.
+/// Like [`start`], while another proxy with a different `number` runs.
 pub(super) fn start_beside(lab: &Lab, number: u16, workers: usize) -> Tripod {
     let capture = format!("--userspace-capture={}", lab.capture.flag());
     let workers = format!("--userspace-workers={workers}");
@@ -105,7 +105,7 @@ fn an_upgrade_with_a_gap_costs_no_connection(lab: &mut Lab) {
         calls.more();
         for workers in [2, 3] {
             assert!(old.terminate().success(), "the old process ended badly");
-            // The callers now wait, and others with them.
+            // These callers now wait, and so do the others.
             old = wait_in_the_gap(lab, &web.cluster(), || start(lab, workers));
             calls.more();
         }
@@ -257,8 +257,7 @@ fn clients_keep_their_endpoints_with_a_gap_and_without(lab: &mut Lab) {
     let mut proxy = start(lab, 2);
     let mut callers = Vec::new();
     for to in sticky.cluster() {
-        // That all of them are assigned the same endpoints again by chance happens once
-        // in half a million times.
+        // All of them get the same endpoints again by chance only once in half a million times.
         let sources: Vec<_> = (1..=12).map(|n| lab.another_source(to.ip(), n)).collect();
         callers.extend(sources.into_iter().map(|from| (from, to)));
     }
@@ -266,7 +265,7 @@ fn clients_keep_their_endpoints_with_a_gap_and_without(lab: &mut Lab) {
     let flows: Vec<_> = (0..12)
         .map(|n| udp(&lab.client, plain.cluster()[n % 2]).expect("a socket"))
         .collect();
-    // In another order than at first, so that a scheduler that starts anew assigns them
+    // In another order than at first, so that a scheduler that starts over assigns them
     // differently.
     let in_turn = |first: usize, count: usize, ask: &dyn Fn(usize) -> String| {
         let mut names = vec![String::new(); count];
@@ -289,7 +288,7 @@ fn clients_keep_their_endpoints_with_a_gap_and_without(lab: &mut Lab) {
     };
     let before = (pinned(0), assigned(0));
     for _ in 0..3 {
-        // Enough questions that a flow is more than one question and its answer.
+        // Enough questions to make a flow more than one question and its answer.
         assert_eq!(assigned(0), before.1);
     }
     let mut second = start_beside(lab, 1, 3);

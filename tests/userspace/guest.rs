@@ -25,7 +25,7 @@ const ON_A_KERNEL_WITH_MODULES: [&str; 5] = [
     "userspace::transparent::callers_from_elsewhere_are_seen::redirect",
 ];
 
-/// Tests for kernels where buffers of sockets count as memory of the process.
+/// Tests for kernels that count socket buffers as memory of the process.
 const WITH_CGROUPS_OF_VERSION_2: [&str; 2] = [
     "userspace::overload::backends_that_never_read::local",
     "userspace::overload::clients_that_never_read::local",
@@ -46,7 +46,7 @@ fn guest_full_userspace() {
     in_guest(uml::Profile::Full, &ON_A_KERNEL_WITH_MODULES);
 }
 
-/// Runs tests in a guest. Tripod has to find out itself which capture works there.
+/// Runs tests in a guest. Tripod has to find out by itself which capture works there.
 fn in_guest(profile: uml::Profile, names: &[&str]) {
     uml::in_guest(profile, names, &[("TRIPOD_LAB_CAPTURE", "auto")]);
 }

@@ -1,4 +1,4 @@
-//! What an idle connection costs.
+//! The cost of an idle connection.
 
 use crate::lab::{Lab, Service, ask, figure, say, tcp};
 

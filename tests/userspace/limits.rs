@@ -43,7 +43,7 @@ fn grows(lab: &Lab, tripod: &Tripod, name: &str, before: f64) -> f64 {
     last
 }
 
-/// Returns how often a limit of a Service kept something out, according to metrics.
+/// How often a limit of a Service kept something out, according to metrics.
 fn limited(lab: &Lab, service: &str, limit: &str) -> f64 {
     let metrics = get(&lab.node, ([127, 0, 0, 1], 10249).into(), "/metrics").expect("metrics");
     let labels = format!(r#"{{limit="{limit}",namespace="default",service="{service}"}} "#);
@@ -53,7 +53,7 @@ fn limited(lab: &Lab, service: &str, limit: &str) -> f64 {
     value.unwrap_or_else(|| panic!("no {series} in:\n{metrics}"))
 }
 
-/// Returns what `tripod services` reports of what limits of a Service kept out.
+/// The report of `tripod services` about clients that limits of a Service kept out.
 fn remark(lab: &Lab, service: &str) -> String {
     let mut command = lab.node.command(tripod_binary());
     let output = command.args(["services", service]).output();
@@ -63,7 +63,7 @@ fn remark(lab: &Lab, service: &str) -> String {
     line.unwrap_or_default().to_owned()
 }
 
-/// Returns the client's configured address: otherwise it might choose another one for IPv6.
+/// The client's configured address: otherwise it might choose another one for IPv6.
 fn own(lab: &Lab, to: SocketAddr) -> SocketAddr {
     SocketAddr::new(lab.client.addresses[usize::from(to.is_ipv6())], 0)
 }
@@ -72,7 +72,7 @@ fn ask_from(lab: &Lab, from: SocketAddr, to: SocketAddr) -> std::io::Result<Stri
     say(&mut tcp_from(&lab.client, from, to)?, "name")
 }
 
-/// Returns a connection that has its answer, and stays open.
+/// Opens a connection, gets an answer on it, and keeps it open.
 fn answered(lab: &Lab, to: SocketAddr) -> TcpStream {
     let mut stream = tcp_from(&lab.client, own(lab, to), to).expect("a connection");
     say(&mut stream, "name").expect("an answer");
@@ -93,7 +93,7 @@ fn a_flood_of_connections_leaves_room_to_other_clients(lab: &mut Lab) {
         for call in 0..20 {
             ask_from(lab, other, to).unwrap_or_else(|e| panic!("{to}, call {call}: {e}"));
         }
-        // The flood has all that it may have, which is more than half of what there is.
+        // The flood has all that it may have, which is more than half of the total.
         let open = tripod.metric(&lab.node, "tripod_userspace_connections");
         assert!(open > Some(FEW as f64 / 8.0), "{open:?} are open");
         drop(flood);
@@ -126,7 +126,8 @@ fn a_flood_of_udp_flows_leaves_room_to_other_clients(lab: &mut Lab) {
                     for socket in &flood {
                         let _ = socket.send_to(b"name", to);
                     }
-                    // This is the pace, not a wait for something: shorter than any flow is kept.
+                    // This is the pace, not a wait: shorter than the time for which any flow is
+                    // kept.
                     std::thread::sleep(Duration::from_millis(100));
                 }
             });
@@ -137,7 +138,7 @@ fn a_flood_of_udp_flows_leaves_room_to_other_clients(lab: &mut Lab) {
             let socket = udp_from(&lab.client, other, to).expect("a socket");
             let patience = Some(Duration::from_millis(500));
             socket.set_read_timeout(patience).expect("a time limit");
-            // A busy process drops datagrams of new clients, who send them again.
+            // A busy process drops datagrams of new clients, who repeat them.
             let answered = (0..5).any(|_| udp_say(&socket, "name").is_ok());
             assert!(answered, "call {call} is not answered");
         }

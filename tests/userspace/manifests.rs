@@ -1,4 +1,4 @@
-//! Bad input is reported once, and everything else goes on.
+//! Bad input is reported once, and everything else keeps working.
 
 use std::fs;
 
@@ -76,8 +76,8 @@ fn a_broken_edit_keeps_the_last_good_version(lab: &mut Lab) {
     });
 }
 
-/// As kubelet updates a ConfigMap volume: files are links through `..data`, which is
-/// swapped as a whole.
+/// Like kubelet's updates of a ConfigMap volume: files are links through `..data`, which is swapped
+/// as a whole.
 fn a_swapped_volume_is_followed(lab: &mut Lab) {
     use std::os::unix::fs::symlink;
     let web = Service::new("web", 10);

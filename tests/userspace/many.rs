@@ -15,7 +15,7 @@ on_each_capture!(each_of_many_services_is_reached_while_others_come_and_go);
 const SERVICES: u16 = 400;
 const BACKENDS: [&str; 3] = ["a", "b", "c"];
 
-/// Returns neighbouring addresses in the service network, every eighth far from the others.
+/// Neighbouring addresses in the service network, every eighth far from the others.
 fn cluster_ips(number: u16) -> [IpAddr; 2] {
     let offset = match number % 8 {
         0 => number.wrapping_mul(7919),
@@ -36,7 +36,7 @@ fn backend(number: u16) -> &'static str {
     BACKENDS[usize::from(number) % BACKENDS.len()]
 }
 
-/// Returns a Service whose only endpoint follows from its number.
+/// A Service whose only endpoint follows from its number.
 fn manifests(lab: &Lab, number: u16) -> Vec<Value> {
     let (name, ips) = (format!("many-{number}"), cluster_ips(number));
     let ports = |target: &str| -> Vec<Value> {
@@ -151,7 +151,7 @@ fn each_of_many_services_is_reached_while_others_come_and_go(lab: &mut Lab) {
     });
     call(lab, stays).expect("it is there");
 
-    // Few of many are left, and then all are back.
+    // First few of many are left, and then all are back.
     publish(lab, "many.json", 3..5);
     for to in addresses(stays) {
         comes_to_fail("a Service that went", || ask(&lab.client, to));

@@ -37,7 +37,7 @@ use std::time::Duration;
 
 use crate::lab::eventually;
 
-/// Time within which an edit of a manifest must be in force, also on a slow machine: less than the
+/// Time within which an edit of a manifest must be applied, also on a slow machine: less than the
 /// 30 s, in most of these tests an hour, after which everything is compared.
 const SOON: Duration = Duration::from_secs(20);
 

@@ -1,4 +1,4 @@
-//! What a Service says about its callers and its endpoints.
+//! A Service's settings for its callers and its endpoints.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -44,8 +44,8 @@ fn answered_by(names: &[&str], from: &Host, to: SocketAddr) {
     }
 }
 
-/// How long no answer may come to a datagram that is kept out: far longer than answers to
-/// others take.
+/// How long a datagram that is kept out must go without an answer: far longer than other answers
+/// take.
 const SILENCE: Duration = Duration::from_millis(500);
 
 /// Checks that there is no answer: a connection is neither accepted nor refused.
@@ -62,7 +62,7 @@ fn turned_away(from: &Host, to: SocketAddr) {
     assert_eq!(answer, Err(ErrorKind::WouldBlock), "UDP {what}");
 }
 
-/// Returns endpoints of which `a` is on this node, `b` and `c` are elsewhere.
+/// Endpoint `a` on this node, `b` and `c` elsewhere.
 fn one_here() -> [EndpointChoice; 3] {
     [("a", "node"), ("b", "other"), ("c", "other")]
         .map(|(name, node)| EndpointChoice::ready(name).on(node))
@@ -85,12 +85,12 @@ fn node_ports(lab: &Lab, web: &Service) -> [SocketAddr; 2] {
         .map(|ip| SocketAddr::new(ip, web.node_port()))
 }
 
-/// Returns the addresses for callers from outside, to which `externalTrafficPolicy` applies.
+/// The addresses for callers from outside, to which `externalTrafficPolicy` applies.
 fn outer(lab: &Lab, web: &Service) -> Vec<SocketAddr> {
     [node_ports(lab, web), web.external(), web.ingress()].concat()
 }
 
-/// Returns the addresses of a host as source ranges.
+/// A host's addresses as source ranges.
 fn ranges(of: &Host) -> Value {
     let [v4, v6] = of.addresses;
     json!([format!("{v4}/32"), format!("{v6}/128")])

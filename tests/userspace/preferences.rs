@@ -1,4 +1,4 @@
-//! What a Service, a slice or a Node requests only from Tripod: schedulers and weights.
+//! Extensions that a Service, a slice or a Node requests only from Tripod: schedulers and weights.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,7 +31,7 @@ fn publish(lab: &mut Lab, service: &Service) {
         .publish_endpoints(service, &["a", "b", "c"].map(of));
 }
 
-/// Returns how often each endpoint answers, in `calls` calls.
+/// Counts the answers of each endpoint in `calls` calls.
 fn shares(calls: usize, mut call: impl FnMut() -> std::io::Result<String>) -> Vec<usize> {
     let mut answers: BTreeMap<String, usize> =
         ["a", "b", "c"].map(|name| (name.to_owned(), 0)).into();

@@ -17,7 +17,7 @@ on_each_capture!(
 const ANNOTATION: &str = "tripod.proxy/proxy-protocol";
 const SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
 
-/// The content of a header: who called, and which address.
+/// The content of a header: the caller's address and the one it called.
 #[derive(Debug, PartialEq, Eq)]
 struct Header {
     client: SocketAddr,
@@ -52,8 +52,8 @@ fn read_header(stream: &mut TcpStream) -> io::Result<Header> {
     })
 }
 
-/// Starts a pod's own process in place of the usual one; it passes each connection to
-/// `serve`, and lives as long as the test.
+/// Starts a process for a pod in place of the usual one; it passes each connection to `serve`, and
+/// lives as long as the test.
 fn listen(
     lab: &mut Lab,
     pod: &str,
@@ -74,7 +74,7 @@ fn listen(
     });
 }
 
-/// Sends at once what the header names, then sends back everything that arrives.
+/// First sends the header's content, then echoes everything that arrives.
 fn report(mut stream: TcpStream) -> io::Result<()> {
     let Header { client, called } = read_header(&mut stream)?;
     writeln!(stream, "{client} {called}")?;
@@ -82,7 +82,7 @@ fn report(mut stream: TcpStream) -> io::Result<()> {
     io::copy(&mut reader, &mut stream).map(drop)
 }
 
-/// Returns what the backend got, which it sends before it is asked anything.
+/// Reads the header that the backend got, which it sends before it is asked anything.
 fn header(stream: &TcpStream) -> Header {
     let mut line = String::new();
     let mut reader = BufReader::with_capacity(1, stream);
@@ -167,7 +167,7 @@ fn each_endpoint_that_is_tried_reads_one_header(lab: &mut Lab) {
     let count = Arc::clone(&met);
     listen(lab, "a", move |mut stream| {
         read_header(&mut stream)?;
-        // The header is read, the question is not: the end is a reset.
+        // The header is read, but not the question, so the end is a reset.
         stream.peek(&mut [0])?;
         count.fetch_add(1, Relaxed);
         Ok(())

@@ -63,7 +63,7 @@ fn a_service_without_endpoints_refuses(lab: &mut Lab) {
     refuses_everywhere(lab, &web);
 }
 
-/// The port stays reserved, also for programs that may share the addresses of others' sockets
+/// The port stays reserved, also from programs that may share the addresses of others' sockets
 /// (SO_REUSEADDR, which std sets on TCP listeners).
 fn a_program_of_the_node_gets_no_calls_of_a_service_without_endpoints(lab: &mut Lab) {
     let web = everywhere();

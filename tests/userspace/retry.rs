@@ -54,8 +54,8 @@ fn still_served(connections: &mut [Long]) {
     }
 }
 
-/// Checks that without `victim` no call failed, and that clients connected to others
-/// `before` still are.
+/// Checks that no call failed without `victim`, and that earlier clients of other backends are
+/// still connected.
 fn without(victim: &Backend, calls: &FirstByte, mut before: Vec<Long>) {
     let failures = calls.failures();
     assert_eq!(failures, Vec::<&str>::new(), "of {SHORT} short calls");
@@ -63,8 +63,8 @@ fn without(victim: &Backend, calls: &FirstByte, mut before: Vec<Long>) {
     still_served(&mut before);
 }
 
-/// An endpoint that failed is avoided for a second at first. If that may have passed before all
-/// calls were made, others are made of a Service that was not called yet.
+/// A failed endpoint is avoided for a second at first. If that may have passed before all calls
+/// were made, a Service that was not called yet gets new ones.
 fn with_retry_off_each_endpoint_that_fails_costs_one_call(lab: &mut Lab) {
     let services = (0..10).map(|round: u8| {
         [("connect", 12), ("off", 13)].map(|(retry, first)| {
@@ -155,7 +155,7 @@ fn a_silent_backend_fails_no_call(lab: &mut Lab) {
             healthy.slowest()
         ),
     );
-    // An attempt that is not answered takes 250 ms, and a second one as long again at least.
+    // An attempt without an answer takes 250 ms, and a second one at least as long again.
     assert!(
         extra <= Duration::from_millis(700),
         "{extra:?} extra for a first byte"
@@ -163,7 +163,7 @@ fn a_silent_backend_fails_no_call(lab: &mut Lab) {
 }
 
 /// The kernel accepted the connection and the question for a process that never saw them;
-/// when that ends, the connection is reset.
+/// when the process ends, the connection is reset.
 fn a_backend_that_dies_before_it_answers_is_replaced(lab: &mut Lab) {
     let web = Service::new("web", 10);
     lab.three_backends().publish_all(&web);
@@ -198,8 +198,7 @@ fn a_backend_that_dies_before_it_answers_is_replaced(lab: &mut Lab) {
     }
 }
 
-/// Returns the number of connections that all backends have accepted, without those that
-/// ask for it.
+/// The number of connections that all backends have accepted, without those that ask for it.
 fn accepted(lab: &Lab, asked: &mut u64) -> u64 {
     *asked += lab.backends.len() as u64;
     let counts = lab.backends.iter().map(|b| b.counts(&lab.node).accepted);
@@ -230,8 +229,7 @@ fn what_makes_backends_reset_is_sent_to_two_at_most(lab: &mut Lab) {
     }
 }
 
-/// A backend that has ended its direction has read the request, whatever it resets
-/// afterwards.
+/// A backend that has ended its direction has read the request, whatever it resets afterwards.
 fn an_end_is_an_answer(lab: &mut Lab) {
     const CALLS: u64 = 50;
     let web = Service::new("web", 10);
@@ -286,7 +284,7 @@ fn a_client_that_gives_up_is_not_dialed_for(lab: &mut Lab) {
     }
 }
 
-/// Returns a slice of endpoints that are no pods: nothing answers there.
+/// A slice of endpoints that are no pods: nothing answers there.
 fn silent_slice(service: &Service, ready: bool) -> String {
     let addresses = (30..=250).map(
         |last| json!({"addresses": [format!("10.244.0.{last}")], "conditions": {"ready": ready}}),
@@ -328,7 +326,7 @@ fn a_search_among_silent_endpoints_ends(lab: &mut Lab) {
     let failures = tripod.metric(&lab.node, "tripod_userspace_dial_failures_total");
     assert!(failures.is_some_and(|n| n <= 9.0), "{failures:?} attempts");
 
-    // An endpoint that answers is found even for a client that has ended its direction meanwhile.
+    // A working endpoint is found even for a client that has ended its direction meanwhile.
     lab.add_backends(&["a"]);
     lab.publish(&web, &["a"]);
     lab.write("silent.json", &silent_slice(&web, false));

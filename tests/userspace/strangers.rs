@@ -1,5 +1,5 @@
-//! Processes of other users and of other network namespaces on the same machine: none of them has a
-//! part in how one process takes over from another.
+//! Processes of other users and of other network namespaces on the same machine: none of them takes
+//! part when one process takes over from another.
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
@@ -28,7 +28,7 @@ on_local_capture!(a_taken_address_is_reported_and_served_when_it_is_free);
 /// A user without privileges.
 const STRANGER: u32 = 65534;
 
-/// How long a call may take that nobody answers.
+/// The time limit of a call that nobody answers.
 const SHORT: Duration = Duration::from_millis(500);
 
 const QUICK: &[&str] = &["--userspace-drain-timeout=1s"];
@@ -72,8 +72,8 @@ fn names_that_look_like_predecessors_delay_no_start(lab: &mut Lab) {
     }
 }
 
-/// The folders of the machine are those of all its network namespaces, as where nodes of several
-/// clusters share `/run`.
+/// All network namespaces of the machine share its folders, like nodes of several clusters that
+/// share `/run`.
 fn processes_of_other_network_namespaces_are_left_alone(lab: &mut Lab) {
     let web = Service::new("web", 10);
     lab.three_backends().publish_all(&web);
@@ -103,7 +103,7 @@ fn processes_of_other_network_namespaces_are_left_alone(lab: &mut Lab) {
     theirs.logs_once(&["holds no sockets", "network namespace"]);
     assert_eq!(holder.descriptors(), held, "none of another node");
     assert!(theirs.terminate().success());
-    // What the holder has is for the next process here.
+    // The holder's sockets are for the next process here.
     ours.kill();
     let next = start(lab, 0, QUICK);
     next.logs_once(&["connected to the holder", "sockets=8"]);
@@ -115,7 +115,7 @@ fn processes_of_other_network_namespaces_are_left_alone(lab: &mut Lab) {
 /// Runs `body` on the node as a user without privileges, whose sockets outlive it.
 fn as_stranger<T: Send>(lab: &Lab, body: impl FnOnce() -> T + Send) -> T {
     lab.node.enter(|| {
-        // Of this thread alone; that of the C library is of the process.
+        // The system call affects this thread alone; the C library's function affects the process.
         // SAFETY: it changes numbers of the calling thread.
         let done = unsafe { libc::syscall(libc::SYS_setresuid, STRANGER, STRANGER, STRANGER) };
         assert_eq!(done, 0, "another user");
@@ -123,7 +123,7 @@ fn as_stranger<T: Send>(lab: &Lab, body: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// What a program of another user listens on at a port, of both families.
+/// Sockets of another user's program at a port, in both families.
 struct Taken {
     tcp: TcpListener,
     udp: UdpSocket,
@@ -149,7 +149,7 @@ impl Taken {
     }
 }
 
-/// Returns the local ports to which rules redirect.
+/// The local ports to which rules redirect.
 fn redirected_to(lab: &Lab) -> BTreeSet<u16> {
     let saved = lab.node.show("iptables-save -t nat") + &lab.node.show("ip6tables-save -t nat");
     let rules = saved.lines().filter(|line| line.contains("TRIPOD-US"));

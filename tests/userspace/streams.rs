@@ -1,5 +1,5 @@
-//! A connection through Tripod behaves as a TCP connection: both directions, their ends,
-//! resets, back-pressure.
+//! A connection through Tripod behaves like a TCP connection: both directions, their ends, resets,
+//! back-pressure.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -110,8 +110,7 @@ fn a_reset_reaches_the_other_side(lab: &mut Lab) {
     }
 }
 
-/// However far it got, and whether Tripod first notices the reset by reading or by
-/// writing.
+/// However far it got, and whether Tripod first notices the reset by reading or by writing.
 fn an_upload_that_the_backend_resets_does_not_end_in_order(lab: &mut Lab) {
     let (_tripod, cluster) = one_backend(lab);
     for to in cluster {
@@ -150,7 +149,7 @@ fn a_vanished_backend_is_noticed_and_a_reader_that_pauses_is_not_cut_off(lab: &m
     }
 }
 
-/// What counts is how long data is lost, not how long there was none before.
+/// The limit applies to the time of the loss, not to the silence before it.
 fn a_short_loss_after_a_long_pause_ends_nothing(lab: &mut Lab) {
     const LIMIT: Duration = Duration::from_secs(4);
     let web = Service::new("web", 10);
@@ -216,7 +215,7 @@ fn a_frozen_reader_stops_the_writer(lab: &mut Lab) {
     assert_eq!(stopped.kind(), ErrorKind::WouldBlock);
     let grown = tripod.resident_kib().saturating_sub(before);
     assert!(grown < 4 * 1024, "resident memory grew by {grown} KiB");
-    // And others are still served.
+    // Others are still served.
     let mut other = tcp(&lab.client, cluster[0]).expect("a connection");
     assert_eq!(say(&mut other, "name").expect("an answer"), "a");
 }
@@ -247,7 +246,7 @@ fn a_reset_is_seen_while_a_frozen_reader_stops_the_writer(lab: &mut Lab) {
     }
 }
 
-/// The urgent byte stays in its place, and what follows it is passed on.
+/// The urgent byte stays in its place, and the data after it is passed on.
 fn urgent_data_holds_nothing_up(lab: &mut Lab) {
     let (_tripod, cluster) = one_backend(lab);
     for to in cluster {
@@ -289,7 +288,7 @@ fn small_messages_are_not_delayed(lab: &mut Lab) {
     let start = Instant::now();
     let mut byte = [0; 1];
     for _ in 0..100 {
-        // Two small writes: the second is what Nagle's algorithm holds back.
+        // Two small writes: Nagle's algorithm holds back the second.
         stream.write_all(b"x").expect("sending");
         stream.write_all(b"y").expect("sending");
         for _ in 0..2 {

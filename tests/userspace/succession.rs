@@ -1,5 +1,5 @@
-//! One process replaces another while clients go on calling: no call is refused, reset or
-//! sent to an endpoint that is gone.
+//! One process replaces another while clients keep calling: no call is refused, reset or sent to an
+//! endpoint that is gone.
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpStream, UdpSocket};
@@ -28,7 +28,7 @@ on_each_capture!(
 
 /// Callers at a time.
 const CALLERS: usize = 4;
-/// How long a call may take: at most as long as a process takes to start.
+/// The time limit of a call: at most as long as a process takes to start.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 /// Calls that must succeed after each step.
 const MORE: usize = 100;
@@ -41,8 +41,8 @@ pub(super) fn start(lab: &Lab, number: u16, flags: &[&str]) -> Tripod {
     Tripod::start_pod_beside(lab, "userspace", number, &flags)
 }
 
-/// Waits until `tripod` has compared everything that it installed once more, and would
-/// have repaired what is missing.
+/// Waits until `tripod` has compared everything that it installed once more, and would have
+/// repaired anything missing.
 fn compares_everything(tripod: &Tripod) {
     let full = || tripod.logged(&["synced", "full=true"]);
     // One line for each family: at least one sync began after this.
@@ -100,8 +100,8 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Calls without a pause while `body` runs; no call may fail or be answered by an
-/// endpoint that is gone. What `body` returns lives as long as they call.
+/// Calls without a pause while `body` runs; no call may fail or be answered by an endpoint that is
+/// gone. The result of `body` lives as long as they call.
 pub(super) fn under_load<T>(lab: &Lab, addresses: &[SocketAddr], body: impl FnOnce(&Calls) -> T) {
     // A fast machine makes more calls than the usual range has ports, and each port waits for
     // a minute until the next call to the same address may use it.
@@ -159,13 +159,13 @@ pub(super) fn call(to: SocketAddr) -> io::Result<String> {
     say(&mut stream, "name")
 }
 
-/// Removes `a` from the Service; once that is in force, its answers count as failures.
+/// Removes `a` from the Service; once that is applied, its answers count as failures.
 fn a_goes(lab: &Lab, web: &Service, calls: &Calls) {
     lab.publish(web, &["b", "c"]);
     for to in web.cluster() {
         eventually("a is gone", SOON, || {
-            // Others call meanwhile, so the order of endpoints looks random: of twelve answers
-            // of three endpoints, none is by a once in 130 times.
+            // Others call meanwhile, so the order of endpoints looks random: the chance that none
+            // of twelve answers of three endpoints is by a is one in 130.
             let answers: Vec<_> = (0..60).map(|_| ask(&lab.client, to)).collect();
             if answers.iter().flatten().any(|name| name == "a") {
                 Err("it is not".into())
@@ -201,13 +201,13 @@ fn only_root_of_the_node_has_a_process_give_way(lab: &mut Lab) {
     assert!(!table.contains("@tripod"), "{table}");
 }
 
-/// Returns the address that the endpoint of a UDP client sees.
+/// The address that the endpoint of a UDP client sees.
 pub(super) fn seen(client: &UdpSocket) -> String {
     client.send(b"peer").expect("sending");
     answer(client)
 }
 
-/// Returns the next answer to a client.
+/// Waits for the next answer to a client.
 pub(super) fn answer(client: &UdpSocket) -> String {
     let mut buffer = [0; 512];
     let length = client.recv(&mut buffer).expect("an answer");
@@ -486,6 +486,6 @@ fn a_changed_configuration_file_lets_connections_end(lab: &mut Lab) {
     }
     open.are_served("the file was changed");
     drop(open);
-    // So that whoever started it restarts it.
+    // This makes a supervisor restart it.
     assert!(!tripod.ended().success());
 }

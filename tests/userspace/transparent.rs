@@ -1,5 +1,5 @@
 //! `--userspace-transparent`: endpoints see the client where that can work, and all other
-//! clients are served nevertheless.
+//! clients are still served.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
@@ -41,7 +41,7 @@ fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// Returns the address that the endpoint sees, and that of the caller: over TCP, then over UDP.
+/// The address that the endpoint sees, and the caller's: over TCP, then over UDP.
 fn seen(from: &Host, to: SocketAddr) -> [(SocketAddr, SocketAddr); 2] {
     let parsed = |text: &str| canonical(text.parse().expect("an address"));
     let what = |e: io::Error| -> String { panic!("{to} from {}: {e}", from.name()) };
@@ -83,7 +83,7 @@ fn node_ports(lab: &Lab, web: &Service) -> [SocketAddr; 2] {
         .map(|ip| SocketAddr::new(ip, web.node_port()))
 }
 
-/// Returns a pod with a link of its own to the node, as in most networks.
+/// A pod with a link of its own to the node, as in most networks.
 fn routed_pod(lab: &Lab) -> Host {
     let v6: Ipv6Addr = "fd00:245::9".parse().expect("an address");
     let pod = Host::new("routed", Ipv4Addr::new(10, 245, 0, 9), v6);
@@ -168,7 +168,7 @@ fn a_pod_is_seen_by_pods_of_other_links_and_nodes(lab: &mut Lab) {
         let peer = say(&mut stream, "").expect("an answer");
         let peer = canonical(peer.parse().expect("an address"));
         assert_eq!(peer, stream.local_addr().expect("an open socket"), "{to}");
-        // From another host to another host: the answer would not pass this node.
+        // From another host to another host: the answer would bypass this node.
         let mut stream = tcp(&lab.node, to).expect("a connection");
         say(&mut stream, "").expect("an answer");
     }
@@ -239,7 +239,7 @@ fn any_port(host: &Host, family: usize) -> SocketAddr {
 fn who_cannot_be_answered_is_served_in_the_name_of_the_node(lab: &mut Lab) {
     let web = web();
     lab.add_backends(&["a"]).publish_all(&web);
-    // What it sends to outside gets lost, as if the pod had another route.
+    // The pod's packets to outside get lost, as if it had another route.
     lab.backend("a").host().ip(&[
         "route add blackhole 192.0.2.20/32",
         "route add blackhole 2001:db8::20/128",
@@ -256,7 +256,7 @@ fn who_cannot_be_answered_is_served_in_the_name_of_the_node(lab: &mut Lab) {
             assert_ne!(peer, stream.local_addr().expect("an open socket"));
         }
         assert!(delays[0] >= Duration::from_millis(250), "{delays:?}");
-        // Tripod remembers this, so most of the others take less; the machine may be busy.
+        // Tripod remembers this, so most of the other calls take less; the machine may be busy.
         let quick = |delay: &&Duration| **delay < Duration::from_millis(250);
         assert!(delays[1..].iter().filter(quick).count() >= 4, "{delays:?}");
     }

@@ -22,8 +22,8 @@ on_each_capture!(
 on_each_capture!(a_thousand_clients_come_and_go);
 on_each_capture!(more_new_clients_than_ports_leave_some_for_the_node);
 
-/// Longer than Tripod's `--udp-timeout` here, plus the time until it checks, and shorter than the
-/// default one.
+/// Longer than Tripod's `--udp-timeout` here plus the time until it checks, and shorter than the
+/// default.
 const FORGOTTEN: Duration = Duration::from_secs(25);
 
 fn a_client_keeps_its_endpoint(lab: &mut Lab) {
@@ -50,7 +50,7 @@ fn a_thousand_clients_come_and_go(lab: &mut Lab) {
     let sockets: Vec<_> = (0..CLIENTS)
         .map(|_| udp(&lab.client, to).expect("a socket"))
         .collect();
-    // All questions first, so that an answer to the wrong client is possible.
+    // All questions first, so that an answer could reach the wrong client.
     let mut tally = std::collections::HashMap::new();
     for batch in sockets.chunks(100) {
         for (n, socket) in batch.iter().enumerate() {
@@ -86,7 +86,8 @@ fn a_thousand_clients_come_and_go(lab: &mut Lab) {
     assert!(udp_say(&sockets[0], "again").is_ok());
 }
 
-/// Calls `body` for a client of each address that has the endpoint of this name, one of three.
+/// Calls `body` with a client of each address, together with the name of its endpoint, one of
+/// three.
 fn each_client(lab: &mut Lab, body: impl Fn(&Lab, &Service, &UdpSocket, &str)) {
     let web = Service::new("web", 10);
     lab.three_backends().publish_all(&web);
@@ -99,7 +100,7 @@ fn each_client(lab: &mut Lab, body: impl Fn(&Lab, &Service, &UdpSocket, &str)) {
     }
 }
 
-/// Returns the other two endpoints.
+/// The other two endpoints.
 fn all_but(first: &str) -> Vec<&'static str> {
     let mut others = vec!["a", "b", "c"];
     others.retain(|name| *name != first);
@@ -118,7 +119,7 @@ fn a_removed_endpoint_is_left_at_once(lab: &mut Lab) {
     });
 }
 
-/// As with the conntrack entries of the other modes: a flow is not cut off because a pod is to end.
+/// Like conntrack entries in the other modes: a flow is not cut off because its pod will end.
 fn an_endpoint_that_terminates_keeps_its_clients_while_it_serves(lab: &mut Lab) {
     each_client(lab, |lab, web, socket, first| {
         let terminates = |serving| {
@@ -156,7 +157,7 @@ fn a_refused_client_moves_on(lab: &mut Lab) {
         let first = udp_say(&socket, "before").expect("an answer");
         lab.backend(&first).kill();
         let others = all_but(&first);
-        // The datagram that was refused may be lost, as any datagram may.
+        // The refused datagram may be lost, like any datagram.
         socket
             .set_read_timeout(Some(Duration::from_millis(300)))
             .expect("a time limit");
@@ -196,7 +197,7 @@ fn a_client_with_two_addresses_called_gets_the_right_answers(lab: &mut Lab) {
     lab.publish(&dns, &["b"]);
     let _tripod = lab.tripod();
     for (to, other) in web.cluster().into_iter().zip(dns.cluster()) {
-        // One socket, one source port, two Services: these are two associations.
+        // One socket and one source port, but two Services: these are two associations.
         let socket = udp(&lab.client, to).expect("a socket");
         assert_eq!(udp_say(&socket, "to web").expect("an answer"), "a");
         socket.connect(other).expect("the other Service");
@@ -270,7 +271,7 @@ fn a_client_survives_a_service_that_goes_and_comes_back(lab: &mut Lab) {
             comes_to_reach("at first", &["a"], || udp_say(&socket, "hello"));
             lab.withdraw(&web);
             comes_to_fail("the Service that went", || udp_say(&socket, "hello?"));
-            // Meanwhile another Service may use the resources of the first one.
+            // Meanwhile another Service may take over resources of the first one.
             lab.publish_all(&other);
             lab.publish_all(&web);
             let what = format!("the Service that came back, {to} from {}", from.name());
@@ -280,14 +281,14 @@ fn a_client_survives_a_service_that_goes_and_comes_back(lab: &mut Lab) {
     }
 }
 
-/// Asks from a new port each time. Returns how many got no answer.
+/// Asks from a new port each time. Returns the number of clients without an answer.
 fn ask_in_turn(to: SocketAddr, clients: usize) -> usize {
     let unanswered = (0..clients).filter(|n| {
         let socket = bind_new((Ipv4Addr::UNSPECIFIED, 0).into()).expect("a socket");
         socket.connect(to).expect("the Service's address");
         let patience = Some(Duration::from_millis(300));
         socket.set_read_timeout(patience).expect("a time limit");
-        // A resolver asks again, too.
+        // A resolver also asks again.
         (0..3).all(|_| udp_say(&socket, &n.to_string()).is_err())
     });
     unanswered.count()
@@ -297,7 +298,7 @@ fn more_new_clients_than_ports_leave_some_for_the_node(lab: &mut Lab) {
     const CLIENTS: usize = 6_000;
     let web = Service::new("web", 10);
     lab.three_backends().publish_all(&web);
-    // So few that the clients of one second are more than there are ports.
+    // Few enough that one second has more clients than there are ports.
     let range = "/proc/sys/net/ipv4/ip_local_port_range";
     lab.node
         .enter(|| std::fs::write(range, "32768 33791").expect("a range of ports"));

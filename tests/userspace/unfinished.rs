@@ -1,4 +1,4 @@
-//! What could not be done is retried.
+//! Failed work is retried.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ fn a_service_without_a_port_is_tried_again_after_capture_has_failed() {
 
         programs.break_with(ProgramFault::RestoreFails);
         lab.withdraw(&web);
-        // More than once for each family, so that what failed was retried as well.
+        // More than once for each family, so that the failed part was retried as well.
         eventually("syncs failed again", 2 * SOON, || {
             match tripod.metric(&lab.node, "tripod_sync_failures_total") {
                 Some(failed) if failed > 3.0 => Ok(()),

@@ -1,5 +1,5 @@
-//! One upgrade after the other while clients open connections at a fixed pace, whether or not
-//! earlier ones were answered: none is refused, and with a successor at work none is reset.
+//! One upgrade after another while clients open connections at a fixed pace, whether or not earlier
+//! ones were answered: none is refused, and with a running successor none is reset.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -114,7 +114,7 @@ fn at_pace(
                 if calls.over.load(Relaxed) {
                     break;
                 }
-                // This is the pace itself, not a wait for something.
+                // This is the pace itself; nothing is awaited.
                 let due = Duration::from_secs(1) * number as u32 / pace;
                 std::thread::sleep(due.saturating_sub(begun.elapsed()));
                 calls.made.fetch_add(1, Relaxed);

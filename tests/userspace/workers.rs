@@ -37,8 +37,8 @@ fn no_worker_serves_many_more_than_another(lab: &mut Lab) {
     drop(connections);
 }
 
-/// Returns the descriptors that each epoll instance of a process watches, as proc_pid_fdinfo(5)
-/// shows them. An instance with two descriptors counts once.
+/// The descriptors that each epoll instance of a process watches, as proc_pid_fdinfo(5) shows them.
+/// An instance with two descriptors counts once.
 fn watched(tripod: &Tripod) -> BTreeSet<BTreeSet<String>> {
     let folder = format!("/proc/{}/fdinfo", tripod.pid());
     let infos = fs::read_dir(folder).expect("a running process");

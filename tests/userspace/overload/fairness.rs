@@ -15,34 +15,34 @@ use crate::{
 
 on_each_capture!(calls_beside_a_flood);
 
-/// Threads of the flood: each connects, asks, and resets, again and again.
+/// Threads of the flood: each keeps connecting, asking and resetting.
 const THREADS: usize = 8;
 
-/// Calls of the other Service that are measured in one round.
+/// Calls of the other Service measured in one round.
 const CALLS: usize = 500;
 
 /// A p99 up to this is accepted in any case: on a busy machine the p99 of calls without
 /// any load is about that.
 const FLOOR: Duration = Duration::from_millis(10);
 
-/// How often it is measured until a load costs little enough. Other work of the machine may
-/// sometimes double a p99 of few rounds, but not several times in a row; a flood that costs
-/// more does so each time.
+/// How many times to measure until a load costs little enough. Other work of the machine may
+/// sometimes double a p99 of few rounds, but not several times in a row; a flood that costs more
+/// does so each time.
 const ATTEMPTS: usize = 4;
 
-/// What happens while the other Service is called.
+/// The load while the other Service is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Load {
     Nothing,
-    /// The same clients call the endpoints directly, not through Tripod: they and the
+    /// The same clients call the endpoints directly instead of through Tripod: they and the
     /// backends take as much of the machine's time.
     Past,
     /// The clients call the Service.
     Flood,
 }
 
-/// A flood of one Service at most doubles the p99 of another one, compared with no load and
-/// with the same load not through Tripod, whichever is more.
+/// A flood of one Service at most doubles the p99 of another one, compared with no load or with the
+/// same load bypassing Tripod, whichever is more.
 fn calls_beside_a_flood(lab: &mut Lab) {
     let (web, other) = (Service::new("web", 10), Service::new("other", 11));
     lab.add_backends(&["a", "b"]);
@@ -69,7 +69,7 @@ fn calls_beside_a_flood(lab: &mut Lab) {
     panic!("the p99 beside a flood is {ratios:.2?} times that without");
 }
 
-/// Returns the 99th percentile under each load, the median of the rounds.
+/// Measures the 99th percentile under each load, as the median of the rounds.
 fn measure(lab: &Lab, beside: SocketAddr, past: SocketAddr, flooded: SocketAddr) -> [Duration; 3] {
     let rounds = if acceptance() { 15 } else { 3 };
     let all = [Load::Nothing, Load::Past, Load::Flood];
@@ -103,8 +103,8 @@ fn measure(lab: &Lab, beside: SocketAddr, past: SocketAddr, flooded: SocketAddr)
     })
 }
 
-/// Calls `beside` while the address of `load` is called. Returns percentiles, and how many
-/// calls the load made.
+/// Calls `beside` while the address of `load` is called. Returns percentiles, and the number of
+/// calls that the load made.
 fn round(
     client: &Host,
     beside: SocketAddr,

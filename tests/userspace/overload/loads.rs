@@ -10,8 +10,8 @@ use socket2::{Domain, Socket, Type};
 
 use crate::lab::{Lab, bind_new, eventually};
 
-/// Clients of one Service, whose connections end when this is dropped: with a reset, which
-/// leaves no port of a client in TIME_WAIT.
+/// Clients of one Service. Dropping this ends their connections with a reset, which leaves no
+/// client port in TIME_WAIT.
 pub struct Clients(Vec<TcpStream>);
 
 /// Connects `count` clients without waiting for any of them.
@@ -19,8 +19,8 @@ pub fn connect(lab: &Lab, to: SocketAddr, count: usize) -> Clients {
     connect_from(lab, None, to, count)
 }
 
-/// Has `count` clients begin a connection that never comes about, as the answers to their SYNs are
-/// lost.
+/// Makes `count` clients begin a connection that is never established, since the answers to their
+/// SYNs are lost.
 pub fn half_open(lab: &Lab, to: SocketAddr, count: usize) -> Clients {
     let from = lab.another_source(to.ip(), 1);
     let lost = format!(
@@ -47,7 +47,7 @@ fn connect_from(lab: &Lab, from: Option<SocketAddr>, to: SocketAddr, count: usiz
         }
         socket.set_nonblocking(true).expect("a socket");
         socket.set_linger(Some(Duration::ZERO)).expect("a socket");
-        // The connection goes on although nobody waits for it.
+        // The handshake continues although nobody waits for it.
         let _ = socket.connect(&to.into());
         TcpStream::from(socket)
     };
@@ -56,14 +56,14 @@ fn connect_from(lab: &Lab, from: Option<SocketAddr>, to: SocketAddr, count: usiz
 }
 
 impl Clients {
-    /// Has each client whose connection has come about send `bytes`, as far as they are
-    /// accepted. Returns how many clients could send some.
+    /// Makes each client whose connection is established send `bytes`, as far as they are accepted.
+    /// Returns how many clients could send some.
     pub fn send(&mut self, bytes: &[u8]) -> usize {
         let sent = self.0.iter_mut().map(|client| client.write(bytes));
         sent.filter(Result::is_ok).count()
     }
 
-    /// Waits until all connections have come about, and has each client say `line`.
+    /// Waits until all connections are established, and makes each client say `line`.
     pub fn say(&mut self, line: &str) {
         for (n, client) in self.0.iter_mut().enumerate() {
             let mut waits = [PollFd::new(client.as_fd(), PollFlags::POLLOUT)];
@@ -73,7 +73,7 @@ impl Clients {
         }
     }
 
-    /// Has the clients send all that is accepted, until nothing more is for half a second.
+    /// Makes the clients send until nothing more is accepted for half a second.
     pub fn send_all_that_is_taken(&mut self) {
         let chunk = vec![b'x'; 64 * 1024];
         let mut last = Instant::now();
@@ -88,7 +88,7 @@ impl Clients {
         });
     }
 
-    /// Returns how many connections were neither refused nor reset.
+    /// The number of connections that were neither refused nor reset.
     pub fn open(&self) -> usize {
         let open = |client: &&TcpStream| match client.peek(&mut [0]) {
             Ok(n) => n > 0,
@@ -98,8 +98,8 @@ impl Clients {
     }
 }
 
-/// Has `count` UDP clients send one question each, from different addresses and ports,
-/// without waiting for the answer.
+/// Makes `count` UDP clients send one question each, from different addresses and ports, without
+/// waiting for the answer.
 pub fn udp_clients(lab: &Lab, to: SocketAddr, count: usize) {
     let sources: Vec<_> = (1..=8).map(|n| lab.another_source(to.ip(), n)).collect();
     lab.client.enter(|| {

@@ -1,6 +1,6 @@
-//! More than can be served: one Service has thousands of clients while memory or
-//! descriptors are limited. The process survives, another Service is served all the time,
-//! and the flooded one is served again soon after the flood has ended.
+//! More load than can be served: one Service has thousands of clients while memory or descriptors
+//! are limited. The process survives, another Service is served all the time, and the flooded one
+//! is served again soon after the flood has ended.
 
 mod fairness;
 mod loads;
@@ -30,8 +30,8 @@ const LITTLE: u64 = 64 * MIB;
 /// optimized has 25 MiB of such pages.
 const LITTLE_WITH_ALL: u64 = 80 * MIB;
 
-/// What is left at least in that case once Tripod serves: a program with more pages, as one that
-/// grows has, leaves no less to connections.
+/// The least memory that remains in that case once Tripod serves: a program that grows, and so has
+/// more pages, leaves no less to connections.
 const LEFT_WITH_ALL: u64 = 37 * MIB;
 
 /// Memory in tests where descriptors run out.
@@ -46,7 +46,7 @@ const MANY: usize = 2_000;
 /// Clients of each of several Services.
 const EACH: usize = 2_200;
 
-/// Time within which a Service is served again after its flood: a second, and others for what
+/// Time within which a Service is served again after its flood: a second, and some for whatever
 /// else the machine does meanwhile. The figure `served again` says how long it took.
 const RECOVERY: Duration = Duration::from_secs(10);
 
@@ -139,7 +139,7 @@ struct Overloaded<'a> {
 }
 
 impl Overloaded<'_> {
-    /// Waits until new connections wait for what others have.
+    /// Waits until new connections wait for resources that others hold.
     fn runs_out(&self) {
         eventually("new connections wait", Duration::from_secs(30), || {
             let name = "tripod_userspace_accept_paused_total";
@@ -151,7 +151,7 @@ impl Overloaded<'_> {
         });
     }
 
-    /// Returns how often connections waited, and how many stalled ones were ended.
+    /// How often connections waited, and how many stalled ones were ended.
     fn waited_or_ended(&self) -> [f64; 2] {
         let names = [
             "tripod_userspace_accept_paused_total",
@@ -192,8 +192,8 @@ impl Overloaded<'_> {
     }
 }
 
-/// Sets the flag at the end of a scope, also if it ends by a panic: a thread that waits for the flag
-/// would have the test wait for ever.
+/// Sets the flag at the end of a scope, also if it ends by a panic: otherwise a thread that waits
+/// for the flag would make the test wait forever.
 struct SetWhenDropped<'a>(&'a AtomicBool);
 
 impl Drop for SetWhenDropped<'_> {
@@ -202,7 +202,7 @@ impl Drop for SetWhenDropped<'_> {
     }
 }
 
-/// Returns a time in milliseconds, to a hundredth.
+/// A time in milliseconds, to a hundredth.
 fn milliseconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 100_000.0).round() / 100.0
 }
@@ -216,7 +216,7 @@ fn further_services(lab: &Lab) -> impl Iterator<Item = SocketAddr> {
     })
 }
 
-/// Runs `load`, keeps what it returns until the load is to end, and measures what it costs.
+/// Runs `load`, keeps its result until the load should end, and measures its cost.
 fn overload<L>(lab: &mut Lab, test: &str, memory: u64, load: impl FnOnce(&Overloaded) -> L) {
     let (web, other) = (Service::new("web", 10), Service::new("other", 11));
     lab.three_backends().publish_all(&web);
@@ -268,8 +268,8 @@ fn overload<L>(lab: &mut Lab, test: &str, memory: u64, load: impl FnOnce(&Overlo
     };
     comes_to_be_served(lab, flooded, recovery);
     figure("served again", format!("after {:?}", begun.elapsed()));
-    // Connections that the kernel had completed are accepted first, and found to be
-    // closed. UDP clients are kept for a while.
+    // Connections that the kernel had completed are accepted first, and found closed. UDP clients
+    // are kept for a while.
     eventually("descriptors are free", 5 * recovery, || {
         let open = tripod.descriptors();
         if open <= idle + 150 {
@@ -278,12 +278,12 @@ fn overload<L>(lab: &mut Lab, test: &str, memory: u64, load: impl FnOnce(&Overlo
         Err(format!("{open} are open, {idle} were"))
     });
     overloaded.show(&format!("{:?} afterwards", begun.elapsed()));
-    // In version 2, pages of the program, which the kernel can take back, and buffers of
-    // sockets use the rest of the memory.
+    // In version 2, pages of the program, which the kernel can take back, and socket buffers use
+    // the rest of the memory.
     if cgroup.version() == CgroupVersion::One {
         assert_eq!(cgroup.reached(), 0, "times that all memory was in use");
     }
-    // The allocator keeps some memory. The kernel frees some of its own a while later.
+    // The allocator keeps some memory. The kernel frees some of its own a little later.
     let most = cgroup.most();
     eventually("memory is free", Duration::from_secs(20), || {
         let after = cgroup.usage();
@@ -294,7 +294,7 @@ fn overload<L>(lab: &mut Lab, test: &str, memory: u64, load: impl FnOnce(&Overlo
     });
 }
 
-/// Waits until `to` is served over TCP and UDP. A datagram that was dropped at first is sent again,
+/// Waits until `to` is served over TCP and UDP. A datagram that was dropped at first is repeated,
 /// and a late answer counts.
 fn comes_to_be_served(lab: &Lab, to: SocketAddr, within: Duration) {
     let socket = udp(&lab.client, to).expect("a socket");
@@ -399,7 +399,7 @@ fn backends_that_never_read(of: &Overloaded) -> impl Sized + use<> {
     clients.say("stall");
     clients.send_all_that_is_taken();
     if of.cgroup.version() == CgroupVersion::Two {
-        // A guest is slow: some connections come about later.
+        // A guest is slow: some connections are established later.
         eventually("memory is short", Duration::from_secs(60), || {
             clients.send(b"x");
             match of.waited_or_ended() {
@@ -418,8 +418,8 @@ fn datagrams_of_many_clients(of: &Overloaded) {
     }
 }
 
-/// The kernel answers SYNs with cookies when the queue of the listener is full: new connections to
-/// the flooded Service come about as well.
+/// The kernel answers SYNs with cookies when the listener's queue is full: new connections to the
+/// flooded Service are established all the same.
 fn connections_that_are_never_completed(of: &Overloaded) -> impl Sized + use<> {
     let clients = half_open(of.lab, of.flooded, DESCRIPTORS * 6 / 10);
     let begun = Instant::now();
