@@ -251,7 +251,7 @@ fn reached<'a>(
     reached
 }
 
-/// Finds the cycles of `uses`: sets of files each of which reaches each other one.
+/// Finds the cycles of `uses`: sets of files that all reach each other.
 fn circles(uses: &BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet<Vec<String>> {
     let reached: BTreeMap<_, _> = uses
         .keys()

@@ -39,8 +39,8 @@ use self::{contender::Contender, figures::Figures, load::Load, network::Network}
 /// Set in the process that runs inside the namespaces.
 const INSIDE: &str = "TRIPOD_BENCH_INSIDE";
 
-/// Number of rounds, in each of which one contender after the other is measured, and duration of
-/// each measurement, unless arguments set them.
+/// Number of rounds, each of which measures all contenders in turn, and duration of each
+/// measurement, unless arguments set them.
 const ROUNDS: usize = 7;
 const LENGTH: Duration = Duration::from_secs(2);
 

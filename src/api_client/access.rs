@@ -253,8 +253,8 @@ impl Access {
             || current.renew_at.is_some_and(|at| at <= Instant::now())
     }
 
-    /// Has the credentials read again, by one task at a time. The returned channel ends
-    /// with the reading.
+    /// Makes the credentials be read again, by one task at a time. The returned channel ends with
+    /// the reading.
     fn read_again(&self) -> watch::Receiver<()> {
         let mut reading = self.shared.reading.lock();
         if let Some(under_way) = reading.as_ref().filter(|ends| ends.has_changed().is_ok()) {
@@ -321,7 +321,7 @@ impl Access {
         self.shared.program_refused.notified().await;
     }
 
-    /// Has the next request read the credentials again, because the server refused them.
+    /// Makes the next request read the credentials again, because the server refused them.
     pub(crate) fn distrust(&self) {
         self.shared.refused.store(true, Relaxed);
     }
@@ -331,7 +331,7 @@ impl Access {
         self.waited(method, self.budget.take().await);
     }
 
-    /// As [`Access::turn`], for a request that can wait: others may use the burst before it.
+    /// Like [`Access::turn`], for a request that can wait: others may use the burst before it.
     pub(crate) async fn last_turn(&self, method: &Method) {
         self.waited(method, self.budget.take_last().await);
     }

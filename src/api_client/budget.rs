@@ -39,7 +39,7 @@ impl Budget {
         self.take_on(self.credit).await
     }
 
-    /// As [`Budget::take`], for a request that can wait: the burst stays with the others.
+    /// Like [`Budget::take`], for a request that can wait: the burst is left to the others.
     pub(super) async fn take_last(&self) -> Option<Duration> {
         self.take_on(Duration::ZERO).await
     }

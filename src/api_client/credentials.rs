@@ -42,8 +42,8 @@ pub(super) struct Loaded {
     /// The address of the API server.
     pub(super) server: Uri,
     pub(super) files: Files,
-    /// Time until the credentials must be renewed; `None`: when a file changes, or the server
-    /// refuses them.
+    /// Time until the credentials must be renewed; `None` if that depends only on a changed file or
+    /// a refusal of the server.
     pub(super) renew_in: Option<Duration>,
     /// Warnings to log once.
     pub(super) warnings: Vec<String>,

@@ -142,7 +142,7 @@ async fn run_within(plugin: &ExecConfig, patience: Duration) -> Result<Credentia
     read(&output.stdout, version)
 }
 
-/// Returns what a plugin wrote, and how it ended; `None`: it writes too much.
+/// Waits for the end of a plugin. Returns its output and exit status; `None` if it writes too much.
 async fn output(mut child: Child) -> io::Result<Option<Output>> {
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let (Some(stdout), Some(stderr)) = (stdout, stderr) else {
@@ -269,7 +269,7 @@ impl Credentials {
             .map(|(certificate, _)| certificate.as_str())
     }
 
-    /// Puts these credentials in the place of the plugin.
+    /// Replaces the plugin by these credentials.
     pub(super) fn put_into(self, user: &mut AuthInfo) {
         user.exec = None;
         user.token = self.token.map(Into::into);

@@ -138,7 +138,7 @@ impl Asked {
 
 #[cfg(test)]
 impl RequestMetrics {
-    /// Returns how many requests to `host` had this code.
+    /// The number of requests to `host` with this code.
     pub(super) fn requests(&self, code: &str, host: &str) -> u64 {
         self.total.with_label_values(&[code, host, "GET"]).get()
     }

@@ -264,7 +264,7 @@ mod tests {
         }
     }
 
-    /// Returns the proxy's URL, or that there is none, or what is wrong.
+    /// Returns the proxy's URL, or says that there is none, or describes the error.
     fn found(environment: &Environment, server: &str) -> String {
         match environment.proxy_for(&server.parse().unwrap()) {
             Ok(Some(proxy)) => proxy.url.to_string(),

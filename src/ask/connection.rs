@@ -87,7 +87,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Returns what the proxy answers to a GET of `path`.
+    /// Sends a GET of `path` to the proxy, and parses its answer.
     pub(super) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Failure> {
         let unreachable = |why: String| self.unreachable(&why);
         let stream = UnixStream::connect(self.socket)

@@ -21,7 +21,7 @@ use crate::{
 pub(super) struct Asked<'a> {
     /// Destination of the packet: an address with a port, or a Service.
     pub(super) to: &'a Destination,
-    /// Its sender: an address, `pod`, `node` or `outside`; `None`: the proxy chooses one.
+    /// Its sender: an address, `pod`, `node` or `outside`; if `None`, the proxy chooses one.
     pub(super) from: Option<&'a str>,
     /// Whether the state of the kernel is read.
     pub(super) kernel: bool,

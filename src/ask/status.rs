@@ -27,7 +27,7 @@ impl Detail {
     }
 }
 
-/// Returns why a probe of the pod fails; empty: it does not.
+/// Lists the reasons why a probe of the pod fails; empty if it does not.
 pub(super) fn failing(health: &Health, probe: Probe) -> Vec<String> {
     let serves = |sync: &FamilySync| {
         // A family without Services does not show whether those of the other family are served.

@@ -36,8 +36,8 @@ fn family(error: &str, total: usize) -> String {
     )
 }
 
-/// Has `tripod diff` ask a server that answers once, with this status and body. Returns
-/// its exit status.
+/// Runs `tripod diff` against a server that answers once, with this status and body. Returns its
+/// exit status.
 async fn exits_with(status: &str, body: &str) -> ExitCode {
     asked(Question::Diff, status, body).await
 }

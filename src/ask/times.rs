@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 
-/// Returns how long ago `at`, a time in RFC 3339, was: `12s`, `5m`, `3h`, `2d`.
+/// Formats the age of `at`, a time in RFC 3339: `12s`, `5m`, `3h`, `2d`.
 pub(super) fn ago(at: &str) -> String {
     let Ok(at) = at.parse::<Timestamp>() else {
         return at.to_owned();

@@ -32,7 +32,7 @@ const MOST: usize = 256;
 const AT_ONCE: usize = 8;
 
 /// Questions per second, and how many may exceed that in a burst. They have a limit of their own:
-/// otherwise whoever sends tokens here could keep Services from being followed.
+/// otherwise anyone who sends tokens here could keep Services from being followed.
 const RATE: f32 = 20.0;
 const BURST: u32 = 40;
 
@@ -161,7 +161,7 @@ impl Authorizer {
         self.known_or_asked(known, ask).await
     }
 
-    /// Returns what is `known`, or the answer to `ask`, which continues when this is dropped: a
+    /// Returns the `known` value, or the answer to `ask`, which continues when this is dropped: a
     /// later request finds the answer.
     async fn known_or_asked<T: Send + 'static>(
         &self,

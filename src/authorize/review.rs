@@ -43,7 +43,7 @@ impl From<UserInfo> for User {
     }
 }
 
-/// Returns whose token it is; `None`: nobody's.
+/// Finds the user of a token; `None` if it is nobody's.
 ///
 /// # Errors
 /// Says why there is no answer.

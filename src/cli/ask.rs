@@ -256,7 +256,7 @@ fn selected(text: &str) -> Result<(String, Option<String>), String> {
         Some((namespace, name)) => (namespace, Some(name)),
         None => (text, None),
     };
-    // The characters of RFC 1035 and RFC 1123, of which Kubernetes' names consist.
+    // The characters of RFC 1035 and RFC 1123, which make up Kubernetes' names.
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
     let is_name = |name: &str| !name.is_empty() && name.bytes().all(plain);
     if !is_name(namespace) || !name.is_none_or(is_name) {

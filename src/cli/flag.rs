@@ -181,8 +181,8 @@ impl Flag {
         }
     }
 
-    /// Returns the value that follows from `values`, of which there is one for each time that the
-    /// flag is given: the last one, or all together.
+    /// Returns the value that follows from `values`, one for each time that the flag is given: the
+    /// last one, or all together.
     pub(super) fn joined<'a>(&self, values: impl Iterator<Item = &'a String>) -> String {
         let values: Vec<&str> = values.map(String::as_str).collect();
         match self.field {

@@ -60,7 +60,7 @@ pub(super) fn with_flags(command: Command) -> Command {
     command.mut_subcommands(with_flags)
 }
 
-/// Has the help of `command`, the program, list its subcommands by [`COMMANDS`].
+/// Lists the subcommands of `command`, the program, by [`COMMANDS`] in its help.
 pub(super) fn grouped(command: Command) -> Command {
     // clap has one heading for all subcommands, so it must show none, and the list is
     // added as text.

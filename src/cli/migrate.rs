@@ -13,9 +13,9 @@ pub struct Migrate {
     pub from: Origin,
     /// Whether this machine is the node.
     pub machine: Machine,
-    /// A folder with the cluster's objects; `None`: no changes are listed line by line.
+    /// A folder with the cluster's objects; if `None`, no changes are listed line by line.
     pub manifests: Option<PathBuf>,
-    /// The name of the node whose rules are compared; `None`: the configuration has it, or it is
+    /// The name of the node whose rules are compared; if `None`, the configuration has it, or it is
     /// the machine's host name.
     pub hostname_override: Option<String>,
     /// How the differences are printed.

@@ -100,8 +100,7 @@ pub struct Own {
     pub metrics_secure: Option<SocketAddr>,
     /// The certificate of that address, in PEM; `None`: a self-signed one.
     pub tls_cert_file: Option<PathBuf>,
-    /// The key of the certificate, in PEM; `None`: there is none, and the process makes a
-    /// certificate itself.
+    /// The key of the certificate, in PEM; if `None`, the process makes a certificate itself.
     pub tls_private_key_file: Option<PathBuf>,
     /// Value of `--proxy-port-range`.
     pub proxy_port_range: Option<String>,

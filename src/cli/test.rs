@@ -29,12 +29,11 @@ pub enum Place {
 /// A folder of manifests that is tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FolderTest {
-    /// Has the manifests, as `--manifests` of the proxy reads them.
+    /// The folder of manifests, read like `--manifests` of the proxy.
     pub folder: PathBuf,
     /// The mode; `None`: the best that this kernel can run.
     pub mode: Option<ModeName>,
-    /// Name of the node that is tried; `None`: this machine's, or one that the manifests
-    /// name.
+    /// Name of the node to test; `None`: this machine's, or one that the manifests name.
     pub node: Option<String>,
 }
 

@@ -6,7 +6,7 @@ use clap::Command;
 
 use super::{flags, help};
 
-/// The short help of a subcommand shows all flags that it uses if there are no more.
+/// The short help of a subcommand shows all flags that it uses if there are at most this many.
 const FEW: usize = 10;
 
 /// The subcommands, with the flags that each of them uses.
@@ -86,7 +86,7 @@ pub(super) fn added(command: Command) -> Command {
     }))
 }
 
-/// Has the subcommands of `program` that are in [`USED`] accept all other flags of the proxy as
+/// Makes the subcommands of `program` that are in [`USED`] accept all other flags of the proxy as
 /// well, without showing them.
 pub(super) fn accepting_all(program: Command) -> Command {
     USED.into_iter().fold(program, |program, (name, used)| {

@@ -26,8 +26,7 @@ pub fn with_port(text: &str, port: u16) -> String {
 /// Reads `IP:port`.
 ///
 /// # Errors
-/// When it is anything else, including a host name or port 0; the error says what is
-/// wrong.
+/// When it is anything else, including a host name or port 0; the error describes the fault.
 pub fn parse(text: &str) -> Result<SocketAddr, String> {
     let (host, port) = split(text).ok_or(NOTATION)?;
     let ip = parse_ip(host).ok_or_else(|| format!("{host:?} is not an IP address"))?;
@@ -41,7 +40,7 @@ pub fn parse(text: &str) -> Result<SocketAddr, String> {
 /// nothing.
 ///
 /// # Errors
-/// When it is anything else; the error says what is wrong.
+/// When it is anything else; the error describes the fault.
 pub fn check_flag(text: &str) -> Result<(), String> {
     if text.is_empty() || parse_ip(text).is_some() {
         return Ok(());

@@ -25,7 +25,7 @@ pub struct Decoded {
     pub configuration: KubeProxyConfiguration,
     /// Values that cannot be used.
     pub problems: Vec<Problem>,
-    /// Lines about what is ignored.
+    /// Lines about ignored settings.
     pub warnings: Vec<String>,
     /// Fields that are unknown or given twice: one line for each, beginning with the
     /// field's path.

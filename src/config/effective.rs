@@ -24,8 +24,8 @@ pub struct Effective {
     pub mode: ModeName,
     /// Whether that mode was named; otherwise it is Tripod's default.
     pub is_mode_named: bool,
-    /// This node's own address, whose family is the primary one; `None`: it is taken from the Node
-    /// object.
+    /// This node's own address, whose family is the primary one; if `None`, it is taken from the
+    /// Node object.
     pub node_ip: Option<IpAddr>,
     /// The primary family: that of `bindAddress`; if that is 0.0.0.0 or `::`, that of the first
     /// network of `clusterCIDR`, if there is one.

@@ -107,7 +107,7 @@ pub fn vmodule(text: &str) -> Result<Vec<VmoduleItem>, String> {
 /// Reads a duration that must not be zero.
 ///
 /// # Errors
-/// As [`duration::parse`], and for zero.
+/// Those of [`duration::parse`], and for zero.
 pub fn positive(text: &str) -> Result<Duration, String> {
     match duration::parse(text)? {
         Duration::ZERO => Err("it must be greater than 0".to_owned()),

@@ -25,7 +25,7 @@ pub(super) struct Section<'a> {
 }
 
 impl<'a> Section<'a> {
-    /// Has `read` read the fields that it knows from `entries`, and records the others.
+    /// Lets `read` read the fields that it knows from `entries`, and records the others.
     pub(super) fn visit(
         prefix: String,
         entries: &'a [(String, Tree)],

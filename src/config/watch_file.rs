@@ -77,7 +77,7 @@ async fn read_regularly(file: &ConfigFile, why: &io::Error) -> io::Result<()> {
     }
 }
 
-/// As [`watch_file`], but only with inotify.
+/// Like [`watch_file`], but only with inotify.
 async fn notified(file: &ConfigFile) -> io::Result<()> {
     let inotify = inotify::open()?;
     let changes = AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_MOVE_SELF;

@@ -11,7 +11,7 @@ pub(super) type Capabilities = HashSet<Capability>;
 /// Removes all capabilities except `needed` from every set of this thread. Returns an error text
 /// for each set that could not be changed.
 ///
-/// The remaining capabilities are inheritable and ambient, too: programs that are started then have
+/// The remaining capabilities are also inheritable and ambient: programs that are started then have
 /// them even if the user is not root, or has them only from the file of this program.
 pub(super) fn keep(needed: &Capabilities) -> Vec<String> {
     let mut failures = Vec::new();
@@ -32,8 +32,8 @@ pub(super) fn keep(needed: &Capabilities) -> Vec<String> {
             return failures;
         }
     };
-    // In this order each set is always within the one that bounds it. A capability that leaves the
-    // permitted or the inheritable set leaves the ambient one, too.
+    // In this order each set is always within the set that bounds it. A capability that leaves the
+    // permitted or the inheritable set also leaves the ambient one.
     note("effective", caps::set(None, CapSet::Effective, &left));
     note("inheritable", caps::set(None, CapSet::Inheritable, &left));
     note("permitted", caps::set(None, CapSet::Permitted, &left));

@@ -79,7 +79,7 @@ pub struct Serving {
 
 /// Confines this thread, and the threads and programs that it starts from now on, to the needs of
 /// `task`. Capabilities that cannot be given up are logged, and kept: the process may lack a right
-/// to drop them. Returns what else `confinement` requires and this kernel refuses, each with the
+/// to drop them. Returns the further parts of `confinement` that this kernel refuses, each with the
 /// remedy.
 #[must_use]
 pub fn confine(confinement: Confinement, task: Task, files: &Files<'_>) -> Vec<String> {

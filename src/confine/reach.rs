@@ -242,7 +242,7 @@ mod tests {
             let kind = |error: io::Error| error.kind();
             let refused = Err(io::ErrorKind::PermissionDenied);
             let read = |path: &Path| fs::read(path).map(drop).map_err(kind);
-            // A file that replaces another one is readable, too.
+            // A file that replaces another one is also readable.
             assert_eq!(read(&at("named/beside")), Ok(()));
             assert_eq!(read(&at("other/file")), refused);
             assert_eq!(read(Path::new("/etc/shadow")), refused);

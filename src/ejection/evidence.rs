@@ -19,9 +19,9 @@
 //! reach the endpoint.
 //!
 //! Connections through one Service say nothing about the endpoint as one of another Service:
-//! whoever may create a Service can name any endpoint in it. And clients alone eject no endpoint:
-//! one can begin connections that no endpoint answers (a TCP option that the server does not
-//! accept). Therefore, after the first unanswered connection, the node connects to the endpoint
+//! anyone who may create a Service can name any endpoint in it. And clients alone eject no
+//! endpoint: one can begin connections that no endpoint answers (a TCP option that the server does
+//! not accept). Therefore, after the first unanswered connection, the node connects to the endpoint
 //! itself. The endpoint is ejected only if it does not answer the node either; if it does, that
 //! counts like any other answered connection.
 
@@ -275,7 +275,7 @@ impl Evidence {
         verdict.map(|length| Verdict { target, length })
     }
 
-    /// Has the node connect to an endpoint, unless it is connecting already.
+    /// Makes the node connect to an endpoint, unless it is connecting already.
     fn probe(&mut self, endpoint: SocketAddr) {
         let is_free = self.probing.len() + self.to_probe.len() < PROBES;
         let is_new = !self.probing.contains_key(&endpoint) && !self.to_probe.contains(&endpoint);

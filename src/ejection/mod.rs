@@ -351,7 +351,7 @@ impl Ejector {
         self.probe(now);
     }
 
-    /// Has the node connect to endpoints that may have failed.
+    /// Makes the node connect to endpoints that may have failed.
     fn probe(&mut self, now: Instant) {
         for endpoint in self.evidence.take_probes(now) {
             let send = self.probed.0.clone();

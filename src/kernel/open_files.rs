@@ -22,8 +22,8 @@ pub fn raise_limit() -> usize {
 /// Descriptors that this process has open (`proc_pid_fd(5)`).
 const OPEN: &str = "/proc/self/fd";
 
-/// Returns how many descriptors this process has open. Before Linux 6.2 that takes a while if there
-/// are thousands.
+/// The number of descriptors that this process has open. Before Linux 6.2 counting takes a while if
+/// there are thousands.
 pub fn number() -> Option<usize> {
     number_if_cheap().or_else(list)
 }
@@ -35,7 +35,7 @@ pub fn number_if_cheap() -> Option<usize> {
     usize::try_from(size).ok().filter(|size| *size > 0)
 }
 
-/// Returns how many descriptors the folder lists.
+/// Counts the descriptors that the folder lists.
 fn list() -> Option<usize> {
     Some(fs::read_dir(OPEN).ok()?.count())
 }

@@ -107,7 +107,7 @@ mod tests {
     use super::*;
     use crate::migrate::changes;
 
-    /// As on a node where keepalived, too, has virtual servers.
+    /// As on a node where keepalived also has virtual servers.
     #[test]
     fn virtual_servers_of_other_programs_are_left_out_of_what_was_saved() {
         let folder = std::env::temp_dir().join(format!("tripod-saved-{}", std::process::id()));

@@ -64,7 +64,7 @@ impl ActedOn {
     }
 }
 
-/// `nodePortAddresses`, resolved as far as possible from what is known about this node.
+/// `nodePortAddresses`, resolved as far as possible for this node.
 #[derive(Debug)]
 pub struct NodePorts {
     /// `None`: `primary` is not configured; else the address that `bindAddress` names, if it names

@@ -10,8 +10,8 @@ pub(super) struct SourceHash(Buckets);
 impl SourceHash {
     pub(super) fn new(servers: &[RealServer]) -> Self {
         // The kernel deals rows as long as the weights themselves: weights of 100 give three
-        // servers 100, 100 and 56 buckets. Rows of the reduced weights are fair in that case, too,
-        // and the same where the gcd is 1.
+        // servers 100, 100 and 56 buckets. Rows of the reduced weights are fair in that case as
+        // well, and the same where the gcd is 1.
         let gcd = weight_gcd(servers.iter().map(|s| s.weight)).max(1);
         SourceHash(Buckets::deal(
             servers.iter().map(|s| s.weight / gcd).collect(),

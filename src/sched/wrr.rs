@@ -70,8 +70,8 @@ impl WeightedRoundRobin {
             let old = Place::unpack(previous.place.load(Relaxed));
             let unused = old.next & UNUSED != 0;
             // The pass continues at the same height, so that a half-finished round does not start
-            // again, as in the kernel. Unlike the kernel, this keeps the place among the servers,
-            // too: otherwise frequent changes would favour the first one.
+            // again, as in the kernel. Unlike the kernel, this also keeps the place among the
+            // servers: otherwise frequent changes would favour the first one.
             let before_seed = if unused { previous.level } else { old.level };
             if before_seed > 0 {
                 let height = u64::from(before_seed - 1) * u64::from(previous.step) + 1;

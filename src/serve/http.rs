@@ -313,7 +313,7 @@ impl From<Answer> for Reply {
 pub(super) enum Methods {
     /// GET and HEAD.
     Read,
-    /// All of them, as kube-proxy does for probes: load balancers ask with OPTIONS, too.
+    /// All of them, as kube-proxy does for probes: load balancers also ask with OPTIONS.
     Any,
 }
 
@@ -338,7 +338,7 @@ pub(super) async fn serve<L: Listener, R: Into<Reply>>(
     .await;
 }
 
-/// Has `serve` serve each connection to `listener`, until another program closes the listener in
+/// Lets `serve` serve each connection to `listener`, until another program closes the listener in
 /// the kernel (`ss -K`). Connections count among `open`, have a limited lifetime, and are closed
 /// when this is dropped.
 pub(super) async fn each_connection<L: Listener, F>(

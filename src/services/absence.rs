@@ -25,8 +25,7 @@ pub enum Missing {
     Slice,
     /// Its EndpointSlices have no endpoint.
     Endpoint,
-    /// None of its endpoints is of this family; all of them, of which this is the number, are of
-    /// the other one.
+    /// None of its endpoints is of this family; all of them, this many, are of the other one.
     Family(Family, usize),
     /// None of its EndpointSlices with endpoints of the family has this port; they have `other`
     /// ones.
@@ -41,7 +40,7 @@ pub enum Missing {
 }
 
 impl Absence {
-    /// Returns why `slices`, those of a Service, have no endpoint of `family` for `port`.
+    /// Explains why `slices`, those of a Service, have no endpoint of `family` for `port`.
     pub(super) fn of<'a>(
         port: &Port,
         family: Family,

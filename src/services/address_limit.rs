@@ -27,7 +27,7 @@ pub(super) struct NamedAddresses {
 
 impl NamedAddresses {
     /// Keeps the first load-balancer IPs and then the first external IPs, as many as fit with this
-    /// number of `ports`. Returns why others are not served; `None`: all are.
+    /// number of `ports`. Returns the reason why others are not served; `None` if all are.
     pub(super) fn limit(&mut self, ports: usize) -> Option<String> {
         let named = self.load_balancer_ips.len() + self.external_ips.len();
         let ranges = self.source_ranges.len();

@@ -150,7 +150,7 @@ impl Endpoints {
             .map(|(at, endpoint)| (endpoint, self.not_used(at, endpoint)))
     }
 
-    /// Returns why none of them takes new connections; `None`: one does.
+    /// Explains why none of them takes new connections; `None` if one does.
     pub fn none_in_use(&self, reach: Reach) -> Option<String> {
         let mut reasons: Vec<(NotUsed, usize)> = Vec::new();
         let mut count = |reason: NotUsed| {

@@ -50,8 +50,8 @@ impl Named for Node {
 impl Node {
     /// Returns `node`, with the addresses and pod networks of the object `before` if it has none: a
     /// Node that is registered again, or whose addresses a cloud controller cannot find out, has
-    /// none for a while, although the node itself still has them. Kube-proxy keeps the addresses,
-    /// too, and exits when the networks change (`OnNodeChange` of its `pkg/proxy/node.go`).
+    /// none for a while, although the node itself still has them. Kube-proxy also keeps the
+    /// addresses, and exits when the networks change (`OnNodeChange` of its `pkg/proxy/node.go`).
     pub(super) fn with_addresses_of(mut node: Arc<Node>, before: &Node) -> Arc<Node> {
         if node.addresses.is_empty() && !before.addresses.is_empty() {
             Arc::make_mut(&mut node).addresses = before.addresses.clone();

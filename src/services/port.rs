@@ -69,7 +69,7 @@ pub struct ServicePort {
     /// `status.loadBalancer.ingress[].ip` of this family whose `ipMode` is VIP,
     /// without those that other ServicePorts own.
     pub load_balancer_ips: Box<[IpAddr]>,
-    /// `spec.loadBalancerSourceRanges` of this family; empty: all clients are allowed.
+    /// `spec.loadBalancerSourceRanges` of this family; if empty, all clients are allowed.
     pub load_balancer_source_ranges: Box<[IpNet]>,
     /// `spec.sessionAffinity`, with its timeout.
     pub session_affinity: SessionAffinity,

@@ -94,7 +94,7 @@ pub struct Serving {
     pub external_ips: Box<[IpAddr]>,
     /// Load-balancer IPs of the families above that the node itself serves.
     pub load_balancer_ips: Box<[IpAddr]>,
-    /// Clients that may use the load-balancer IPs, of both families; empty: everyone may.
+    /// Clients that may use the load-balancer IPs, of both families; if empty, everyone may.
     pub load_balancer_source_ranges: Box<[IpNet]>,
     /// `spec.sessionAffinity`, with its timeout.
     pub session_affinity: SessionAffinity,

@@ -18,9 +18,9 @@ use super::{
     trigger::Trigger,
 };
 
-/// Label of EndpointSlices of a headless Service. It is the only label because of which a slice is
-/// left out: `service.kubernetes.io/service-proxy-name` counts only on Services since kube-proxy
-/// 1.36 (kubernetes #134623).
+/// Label of EndpointSlices of a headless Service. No other label excludes a slice:
+/// `service.kubernetes.io/service-proxy-name` counts only on Services since kube-proxy 1.36
+/// (kubernetes #134623).
 const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
 /// Label that names the Service of an EndpointSlice.
 pub const SERVICE_LABEL: &str = "kubernetes.io/service-name";

@@ -28,7 +28,7 @@ pub struct NamedService {
     pub namespace: String,
     /// Name of the Service.
     pub name: String,
-    /// Number or name of the port; `None`: the text names none, and the Service must have only one.
+    /// Number or name of the port; if `None`, the Service must have only one.
     pub port: Option<String>,
 }
 

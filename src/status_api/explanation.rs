@@ -47,8 +47,8 @@ pub struct Explanation {
     /// The objects of the kernel, and the listeners of the proxy, for the ServicePort, each with
     /// its state.
     pub objects: Vec<Object>,
-    /// Other differences of the IP family, because of which packets may be sent elsewhere; those of
-    /// other ServicePorts are omitted.
+    /// Other differences of the IP family that may send packets elsewhere; those of other
+    /// ServicePorts are omitted.
     pub differences: Listed<Difference>,
     /// Entries of conntrack for this destination, and for this sender if `from` is an address;
     /// `None`: they were not read, or could not be read.

@@ -58,7 +58,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Has the pod make these calls. Returns the result of each.
+    /// Makes the pod place these calls. Returns the result of each.
     ///
     /// # Errors
     /// Says why the agent gave no answer.

@@ -3,7 +3,7 @@
 /// The probability that, in all checks together, an endpoint that gets its share is missed.
 pub(super) const MISSED: f64 = 1e-6;
 
-/// Computes the number of calls needed to see each of `endpoints`, the least of which gets the
+/// Computes the number of calls needed to see each of `endpoints`, where the rarest one gets the
 /// share `least` of all calls, in each of that many checks, except with the probability [`MISSED`].
 pub(super) fn calls_to_see(endpoints: usize, least: f64, checks: usize) -> usize {
     // Bounded by the sum over all endpoints of the probability that one is missed, (1 -

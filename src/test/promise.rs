@@ -93,7 +93,7 @@ pub(super) const REFUSALS: usize = 2;
 const SHORT: Duration = Duration::from_secs(30);
 
 impl Call<'_> {
-    /// Returns why the call is skipped, whatever is promised; `None`: it is made.
+    /// Explains why the call is skipped, whatever is promised; `None` if it is made.
     pub(super) fn not_tried(&self) -> Option<String> {
         let preferences = self.port.preferences.as_deref();
         if self.port.is_of(Protocol::Sctp) {

@@ -49,7 +49,7 @@ pub const REPEATED: usize = 8;
 
 /// Maximum number of counts of a test before its instructions are too many: one seed is the same
 /// for all tables of a process (foldhash's `GlobalSeed`), and with about one in ten, consecutive
-/// keys collide so often that it shows in the sum, too.
+/// keys collide so often that it also shows in the sum.
 const ATTEMPTS: usize = 5;
 
 /// Runs `body`, whose instructions count. Not inlined, so that callgrind finds it.

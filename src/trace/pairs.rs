@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const BRIEFLY: Duration = Duration::from_millis(300);
 
 /// Maximum number of attempts that wait until their client is reported: most belong to other
-/// addresses of the ServicePort. One answer of the proxy has no more.
+/// addresses of the ServicePort. One answer of the proxy has at most this many.
 const MOST_WAITING: usize = 4096;
 
 /// Asks the running proxy for its attempts to reach endpoints of a ServicePort.

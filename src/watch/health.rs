@@ -55,7 +55,7 @@ impl SourceHealth {
         self.unusable.lock().clone()
     }
 
-    /// Returns why that object cannot be used as it is; `None`: it can, or there is none.
+    /// Explains why that object cannot be used as it is; `None` if it can, or if there is none.
     pub fn unusable_object(&self, kind: &'static str, name: String) -> Option<Unusable> {
         self.unusable.lock().get(&(kind, name)).cloned()
     }

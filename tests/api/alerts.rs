@@ -257,7 +257,7 @@ fn case_of(
     })
 }
 
-/// Has promtool check the rules, and test them with `cases`, in a folder of that name.
+/// Runs promtool to check the rules, and to test them with `cases`, in a folder of that name.
 fn judge(promtool: &PathBuf, folder: &str, cases: &[Value]) {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder);
     fs::create_dir_all(&folder).expect("a folder");

@@ -30,7 +30,7 @@ const MOST_MEMORY: u64 = 8 << 10;
 const MOST_DESCRIPTORS: usize = 64 + 8;
 const PLAIN: &str = "127.0.0.1:10249";
 const SOCKET: &str = "/run/tripod/tripod.sock";
-/// The beginning of a TLS client's messages: a record of 512 bytes, of which only the head is sent.
+/// The beginning of a TLS client's messages: the head of a record of 512 bytes.
 const HALF_A_HELLO: &[u8] = &[22, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3];
 
 /// A client's connection, kept open.

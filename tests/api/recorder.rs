@@ -139,8 +139,8 @@ impl Recorder {
         Some(length)
     }
 
-    /// Takes batches until the map equals the state of the server and no more come; fails after
-    /// that time.
+    /// Takes batches until the map equals the state of the server and no further ones come; fails
+    /// after that time.
     pub async fn catches_up(&mut self, server: &Server, within: Duration) {
         let deadline = Instant::now() + within;
         loop {

@@ -217,7 +217,7 @@ fn each_gets_what_the_api_server_lets_it() {
                 assert!(!got.body.contains("front"), "{got:?}");
             }
         }
-        // Each answer of the API server is used for later requests, too.
+        // Each answer of the API server is also used for later requests.
         let (tokens, access) = {
             let script = tcp.server.script();
             (script.reviews.tokens, script.reviews.access.len())

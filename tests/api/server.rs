@@ -259,7 +259,7 @@ impl Server {
         self.watch(&mut script, path, selector, from)
     }
 
-    /// Serves a watch of the changes after version `from`; `None`: it begins with the present
+    /// Serves a watch of the changes after version `from`; if `None`, it begins with the present
     /// objects (a streaming list).
     fn watch(
         &self,

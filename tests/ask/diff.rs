@@ -206,8 +206,8 @@ fn in_userspace_mode_with_routes() {
     );
 }
 
-/// Has another program close the listeners at these ports of the node, and checks that `diff` names
-/// each with these words.
+/// Lets another program close the listeners at these ports of the node, and checks that `diff`
+/// names each with these words.
 fn ended_listeners_are_named(lab: &Lab, ports: &[(u16, &[&str])]) {
     nothing_differs(lab);
     for (port, named) in ports {
@@ -318,8 +318,7 @@ fn endless_programs(node: &Host) -> String {
     format!("{FOLDER}:{path}")
 }
 
-/// Questions to the mode wait for its syncs, the first of which may take long: here it does not
-/// end.
+/// Questions to the mode wait for its syncs. The first may take long; here it does not end.
 #[test]
 fn nothing_is_asked_of_a_mode_in_its_first_sync() {
     run(|| {

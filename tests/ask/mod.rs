@@ -76,7 +76,7 @@ fn started_in(lab: &Lab, mode: &str) -> Tripod {
     started_in_with(lab, mode, &[])
 }
 
-/// As [`started_in`], with further flags.
+/// Like [`started_in`], with further flags.
 fn started_in_with(lab: &Lab, mode: &str, flags: &[&str]) -> Tripod {
     let mut command = lab.node.command(tripod_binary());
     command

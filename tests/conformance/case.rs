@@ -151,7 +151,7 @@ pub struct Seen {
 pub struct Stage {
     /// The change; empty for the first stage.
     pub after: &'static str,
-    /// The Service; `None`: it is deleted.
+    /// The Service; if `None`, it is deleted.
     pub service: Option<Service>,
     pub expectations: Vec<Expectation>,
 }
@@ -226,7 +226,7 @@ impl Case {
         self
     }
 
-    /// Returns why `column` cannot run this case on its kernel, if it cannot.
+    /// Explains why `column` cannot run this case on its kernel, if it cannot.
     pub fn obstacle(&self, column: &Column) -> Option<Why> {
         let wants_sctp = self
             .stages

@@ -46,7 +46,7 @@ impl Network {
             "outside",
             (Ipv4Addr::new(192, 0, 2, 20), v6("2001:db8::20")),
         );
-        // Lets the router report unknown destinations to pods, too.
+        // Lets the router report unknown destinations to pods as well.
         wire.ip(&[
             "route add 10.244.0.0/24 via 192.0.2.10",
             "route add fd00:244::/64 via 2001:db8::10",

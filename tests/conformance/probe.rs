@@ -184,7 +184,7 @@ impl Run<'_> {
                 Ok(())
             };
         }
-        // The silence is what is tested; it is not a wait for anything else.
+        // The silence is part of the test; nothing else is awaited.
         std::thread::sleep(Duration::from_millis(2_100));
         if round()? == pins {
             Err("every client is where it was".into())

@@ -53,7 +53,7 @@ pub fn prepare() {
     }
 }
 
-/// Has `command`, to which Tripod's path and flags are added, start it with the needs of the mode
+/// Makes `command`, to which Tripod's path and flags are added, start it with the needs of the mode
 /// of `column`.
 pub fn confine(command: &mut Command, column: &Column) {
     if !is_possible() {

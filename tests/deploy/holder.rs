@@ -19,7 +19,7 @@ fn pod_of(set: &Value) -> PodSpec {
     pod.expect("a pod")
 }
 
-/// Returns where the only container, or the first one, mounts the folder of the node.
+/// The path at which the only container, or the first one, mounts the folder of the node.
 fn mounted(pod: &PodSpec, on_node: &str) -> String {
     let mut volumes = pod.volumes.iter().flatten();
     let volume = volumes

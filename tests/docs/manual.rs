@@ -18,7 +18,7 @@ fn page(of: Option<&str>) -> String {
     }
 }
 
-/// Has groff format `page`, with all its warnings.
+/// Makes groff format `page`, with all its warnings.
 fn formatted(page: &str) -> Output {
     let mut groff = Command::new("groff")
         .args(["-ww", "-man", "-Kutf8", "-Tutf8"])

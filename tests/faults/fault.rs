@@ -53,7 +53,7 @@ pub enum Fault {
     Programs(ProgramFault),
     /// Each netlink request: to nf_tables, IPVS, ipset, routing, connection tracking.
     Netlink,
-    /// A set accepts no more members, and cannot be replaced by a larger one.
+    /// A set is full, and cannot be replaced by a larger one.
     FullSet,
     /// Each answer and each event of the API server takes long.
     ApiSlow,

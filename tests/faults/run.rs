@@ -245,7 +245,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Returns who answers at the cluster IP.
+    /// Finds who answers at the cluster IP.
     fn reach(&self, service: &Service, family: usize) -> Option<String> {
         reach(self.caller(), service.cluster()[family])
     }
@@ -305,7 +305,7 @@ fn comes_true(limit: Duration, mut holds: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// Returns who answers a new connection, if anyone does soon.
+/// Finds who answers a new connection, if anyone does soon.
 fn reach(from: &Host, to: SocketAddr) -> Option<String> {
     let call = || -> io::Result<String> {
         let mut stream = TcpStream::connect_timeout(&to, SILENCE)?;

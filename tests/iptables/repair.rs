@@ -60,8 +60,8 @@ fn broken(lab: &mut Lab, engine: &str) {
     });
 }
 
-/// `nf_conntrack_tcp_be_liberal`, whoever sets it, decides whether invalid packets are dropped,
-/// both when rules are written and later.
+/// `nf_conntrack_tcp_be_liberal`, no matter who sets it, decides whether invalid packets are
+/// dropped, both when rules are written and later.
 #[test]
 fn invalid_packets_are_dropped_unless_the_kernel_is_liberal() {
     Lab::run(|lab| {

@@ -83,7 +83,7 @@ impl<'a> Browser<'a> {
         self.command("/url", &json!({"url": url}));
     }
 
-    /// Runs a script in the page. Returns what it returns.
+    /// Runs a script in the page. Returns the script's result.
     pub fn script(&self, script: &str) -> Value {
         self.command("/execute/sync", &json!({"script": script, "args": []}))
     }

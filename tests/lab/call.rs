@@ -104,8 +104,8 @@ fn connected(to: impl Iterator<Item = SocketAddr>) -> usize {
     calls.iter().filter(|call| call.peer_addr().is_ok()).count()
 }
 
-/// Has `threads` threads of `host` call these ports of `address` over and over while
-/// `body` runs: none may get through.
+/// Makes `threads` threads of `host` call these ports of `address` over and over while `body` runs:
+/// none may get through.
 pub fn none_gets_through(
     host: &Host,
     threads: usize,

@@ -47,7 +47,7 @@ pub struct MemoryCgroup {
 }
 
 impl MemoryCgroup {
-    /// Returns why none can be created here; `None`: one can.
+    /// The reason why none can be created here; `None` if one can.
     pub fn missing() -> Option<&'static str> {
         // Only once: tests that ask at the same time would try to create the same one.
         static MISSING: OnceLock<Option<String>> = OnceLock::new();
@@ -145,7 +145,7 @@ impl MemoryCgroup {
         }
     }
 
-    /// Returns how often the limit was reached.
+    /// How often the limit was reached.
     pub fn reached(&self) -> u64 {
         match self.version {
             CgroupVersion::One => self.number("memory.failcnt"),
@@ -153,7 +153,7 @@ impl MemoryCgroup {
         }
     }
 
-    /// Returns how many processes were killed because memory ran out.
+    /// How many processes were killed because memory ran out.
     pub fn killed(&self) -> u64 {
         let file = match self.version {
             CgroupVersion::One => "memory.oom_control",

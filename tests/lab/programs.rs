@@ -82,7 +82,7 @@ impl Programs {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("its mode");
     }
 
-    /// Has `command` find these programs before the others.
+    /// Makes `command` find these programs before the others.
     pub fn come_first(&self, command: &mut Command) {
         let path = std::env::var("PATH").unwrap_or_default();
         command.env("PATH", format!("{}:{path}", self.folder.display()));

@@ -206,7 +206,7 @@ impl Tested {
     }
 }
 
-/// nftables mode, where node ports are served at loopback addresses, too.
+/// nftables mode, where node ports are also served at loopback addresses.
 const NFTABLES: [&str; 2] = [
     "--proxy-mode=nftables",
     "--nodeport-addresses=primary,localhost",

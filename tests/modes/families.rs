@@ -17,7 +17,7 @@ const FOLDER: &str = "/run/programs";
 /// While it exists, ip6tables is refused, or hangs if the file says so.
 const FAULT: &str = "/run/fault";
 
-/// The script in the place of ip6tables.
+/// The script that replaces ip6tables.
 const SCRIPT: &str = r#"#!/bin/sh
 name=$(basename "$0")
 case $(cat /run/fault 2>/dev/null) in
@@ -34,7 +34,7 @@ exec "$name" "$@"
 /// Much less than a sync period.
 const SOON: Duration = Duration::from_secs(10);
 
-/// Puts the script in the place of each ip6tables.
+/// Replaces each ip6tables by the script.
 fn programs() -> String {
     fs::create_dir_all(FOLDER).expect("a folder");
     let script = format!("{FOLDER}/script");

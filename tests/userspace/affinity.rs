@@ -122,7 +122,7 @@ fn affinity_ends_after_its_timeout(lab: &mut Lab) {
         let [first, second] = eventually("two quick calls", SOON, within_the_second);
         assert_eq!(first, second, "{protocol} within the second");
         eventually(protocol, SOON * 2, || {
-            // The silence is what is tested; it is not a wait for something else.
+            // The silence is part of the test; nothing else is awaited.
             std::thread::sleep(Duration::from_millis(1_200));
             let name = ask(lab, from, to).map_err(|error| error.to_string())?;
             if name == first {

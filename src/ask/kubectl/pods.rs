@@ -68,8 +68,8 @@ impl Pod {
         self.status.phase == "Running"
     }
 
-    /// Orders pods of one node: during a rollout there may be two, of which the newer one serves
-    /// once it is ready.
+    /// Orders pods of one node: during a rollout there may be two, and the newer one serves once it
+    /// is ready.
     fn rank(&self) -> (bool, bool, &str) {
         let ready = |one: &Condition| one.kind == "Ready" && one.status == "True";
         let is_ready = self.status.conditions.iter().any(ready);

@@ -15,7 +15,7 @@ pub(super) const OBSERVING: &[Flag] = &[
         Field::Set(
             |o, text| {
                 bind::check_flag(text)?;
-                // kube-proxy's flag, too, has no effect then (`IPPortVar`).
+                // kube-proxy's flag also has no effect then (`IPPortVar`).
                 if !text.is_empty() {
                     o.configuration.healthz_bind_address = text.to_owned();
                 }

@@ -34,7 +34,7 @@ const KUBEADM_COMPLETE: &str = include_str!("../../../tests/config/kubeadm.compl
 
 const TOP: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
 
-/// Returns what `tripod` with these arguments means if the file `config` holds `text`.
+/// Reads the settings of `tripod` with these arguments if the file `config` holds `text`.
 fn read_with(text: &str, arguments: &[&str]) -> Result<Settings, Stop> {
     let all = std::iter::once(&"tripod").chain(arguments);
     read(all.map(Into::into), |path| {

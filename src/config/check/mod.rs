@@ -127,7 +127,7 @@ const CIDR: &str = "it must be a CIDR, like 10.244.0.0/16 or fd00:10:244::/56";
 /// Longest name of an interface, in bytes (`IFNAMSIZ` of linux/if.h, less its NUL).
 const INTERFACE_NAME: usize = 15;
 
-/// Returns why `name` is neither an interface's name nor the beginning of one.
+/// Explains why `name` is neither an interface's name nor the beginning of one.
 fn unfit_interface(name: &str) -> Option<String> {
     match name.len() {
         0 => Some("it must not be empty with this detectLocalMode".to_owned()),

@@ -103,8 +103,8 @@ impl Buffers {
 
     /// The content of a buffer.
     pub(super) fn bytes(&self, buffer: &Buffer) -> &[u8] {
-        // SAFETY: it is within the mapping, and the kernel writes to it no more until it is
-        // given back, for which it is moved.
+        // SAFETY: it is within the mapping, and the kernel no longer writes to it until it is given
+        // back, for which it is moved.
         unsafe { slice::from_raw_parts(self.at(buffer), SIZE) }
     }
 

@@ -57,7 +57,7 @@ pub struct Completion {
     pub result: Result<usize, Errno>,
     /// The buffer with the received bytes.
     pub buffer: Option<Buffer>,
-    /// Whether no more completions of the request follow.
+    /// Whether this is the last completion of the request.
     pub last: bool,
 }
 
@@ -157,7 +157,7 @@ impl Ring {
         unsafe { self.push(&entry.build().user_data(token)) }
     }
 
-    /// Cancels the request with the token `request`, which then completes, too.
+    /// Cancels the request with the token `request`, which then also completes.
     ///
     /// # Errors
     /// Those of io_uring_enter(2).
@@ -229,7 +229,7 @@ impl Ring {
         self.ring.completion().disable_eventfd();
     }
 
-    /// Has the ring report completions from now on. Returns whether there are some already.
+    /// Makes the ring report completions from now on. Returns whether there are some already.
     ///
     /// # Errors
     /// Those of io_uring_enter(2).

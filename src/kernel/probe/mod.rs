@@ -155,8 +155,8 @@ impl Kernel {
         self.tried.insert(ability, outcome.into());
     }
 
-    /// Returns why the ability cannot be used: it is missing, or it is unknown whether it is there;
-    /// `None`: it can be used.
+    /// Explains why the ability cannot be used: it is missing, or it is unknown whether it is
+    /// there; `None` if it can be used.
     pub fn why_unusable(&self, ability: &Ability) -> Option<&str> {
         match self.tried.get(ability) {
             Some(Answer::Works) => None,
@@ -165,8 +165,7 @@ impl Kernel {
         }
     }
 
-    /// Returns why it is unknown whether the ability is there; `None`: it is
-    /// known.
+    /// Explains why it is unknown whether the ability is there; `None` if it is known.
     pub fn unknown(&self, ability: &Ability) -> Option<&str> {
         match self.tried.get(ability) {
             Some(Answer::Unknown(why)) => Some(why),

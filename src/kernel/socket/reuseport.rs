@@ -46,7 +46,7 @@ pub fn hand_over(socket: &impl AsFd, ours: u32, theirs: u32) -> io::Result<()> {
 /// Leaves the choice to the kernel.
 ///
 /// # Errors
-/// As [`hand_over`].
+/// Those of [`hand_over`].
 pub fn reset(socket: &impl AsFd) -> io::Result<()> {
     attach(
         socket,

@@ -98,8 +98,8 @@ impl Stream {
     }
 
     /// Stops watching the socket, so that something else can receive from it. Returns the socket,
-    /// which is closed only when the returned reference is dropped, too. Until it is watched again,
-    /// it is never reported as ready.
+    /// which is closed only when the returned reference is dropped as well. Until it is watched
+    /// again, it is never reported as ready.
     pub fn unwatch(&mut self) -> Rc<TcpStream> {
         self.watched = None;
         Rc::clone(&self.socket)
@@ -236,7 +236,7 @@ impl Stream {
     /// Returns whether its peer ever sent urgent data (EPOLLPRI, `tcp_poll` in net/ipv4/tcp.c,
     /// until it is read).
     fn has_urgent(&self) -> bool {
-        // The end of the stream is reported as this readiness, too.
+        // The end of the stream is also reported as this readiness.
         if !self.urgent.get()
             && self.is(Interest::PRIORITY)
             && let Some(watched) = &self.watched

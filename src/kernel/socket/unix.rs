@@ -97,7 +97,7 @@ pub fn is_listened_on(path: &Path) -> io::Result<bool> {
             error.kind(),
             io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound
         )),
-        // A process listens, too, if the socket has another type (EPROTOTYPE: `unix_find_bsd` in
+        // A process also listens if the socket has another type (EPROTOTYPE: `unix_find_bsd` in
         // `net/unix/af_unix.c` has found its process then), or if its queue is full (EAGAIN, see
         // unix(7)).
         Ok(()) => Ok(true),

@@ -64,7 +64,7 @@ impl Holdings {
         self.places.get(place).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns whether the kubelet needs the line, too: its chain, or a rule that jumps there.
+    /// Returns whether the kubelet needs the line as well: its chain, or a rule that jumps there.
     pub(super) fn is_kubelets(&self, line: &Words) -> bool {
         let text = line.to_string();
         let mut words = text.split_whitespace();

@@ -306,7 +306,7 @@ async fn bound(
     listener
 }
 
-/// Returns why an address is not served, and the remedy. `other` is the Service that has it.
+/// Explains why an address is not served, with the remedy. `other` is the Service that has it.
 fn reason(error: &io::Error, other: Option<ServiceName>) -> String {
     match (error.kind(), other) {
         (io::ErrorKind::AddrInUse, Some(other)) => format!(

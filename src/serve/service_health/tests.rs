@@ -441,7 +441,7 @@ async fn of_two_services_with_one_port_the_other_is_named() {
     let refused = listeners.refused();
     assert_eq!(refused.len(), 1);
     assert_eq!(refused[0].service, second.service);
-    // The failure is over, too, when no Service has the port any more.
+    // The failure is also over when no Service has the port any more.
     ports.pop();
     bench.sync(true, &[], &ports);
     let deadline = Instant::now() + Duration::from_secs(10);

@@ -129,8 +129,8 @@ impl StatusApi {
         }
     }
 
-    /// Returns why the Service of that name, none of whose ports is served, cannot be used; `None`:
-    /// it can, or does not exist.
+    /// Explains why the Service of that name, none of whose ports is served, cannot be used; `None`
+    /// if it can, or does not exist.
     fn not_served(&self, namespace: &str, name: &str) -> Option<String> {
         let service = format!("{namespace}/{name}");
         let unusable = self.objects.unusable_object("Service", service.clone());

@@ -266,7 +266,7 @@ fn addresses(port: &ServicePort, serves_node_ports: bool) -> Vec<Address> {
         .collect()
 }
 
-/// Returns where the health-check node port of the Service cannot be served, and why.
+/// Lists the places where the health-check node port of the Service cannot be served, with reasons.
 fn health_check_failing(port: &ServicePort, refused: &[Refused]) -> Vec<String> {
     if port.health_check_node_port.is_none() {
         return Vec::new();
@@ -287,7 +287,7 @@ fn policy(policy: TrafficPolicy) -> String {
     name.to_owned()
 }
 
-/// Returns why no endpoint takes connections, where some are `passed_over`; `None`: one does.
+/// Explains why no endpoint takes connections, where some are `passed_over`; `None` if one does.
 fn none_in_use(port: &ServicePort, passed_over: &HashMap<SocketAddr, String>) -> Option<String> {
     let why = port.endpoints.none_in_use(Reach::Any);
     if why.is_some() || passed_over.is_empty() {
@@ -339,7 +339,7 @@ mod tests {
         service_ports::{endpoint, endpoints, service_port},
     };
 
-    /// Names of the ServicePorts on each page, until there are no more.
+    /// Names of the ServicePorts on each page.
     fn pages(map: &ServiceMap, path: &str) -> Vec<Vec<String>> {
         let mut pages = Vec::new();
         let mut query = String::new();

@@ -284,8 +284,8 @@ fn failing<'a>(families: impl Iterator<Item = (Family, &'a FamilyStatus)>) -> Li
     Listed { total, items }
 }
 
-/// Returns that the first sync is incomplete, with its progress in each of `families` at the time
-/// `now`; `None`: it has ended, successfully or not.
+/// Says that the first sync is incomplete, with its progress in each of `families` at the time
+/// `now`; `None` if it has ended, successfully or not.
 fn first_sync(families: &PerFamily<FamilyStatus>, now: SystemTime) -> Option<String> {
     let is_again = |status: &FamilyStatus| status.last.is_none() && status.under_way.is_some();
     let waits = |status: &FamilyStatus| !status.first_sync_is_over() || is_again(status);
@@ -333,7 +333,7 @@ fn conflicts(ports: &ServicePorts) -> Listed<Conflict> {
     }
 }
 
-/// Returns why the objects of that kind are unknown; `None`: they are known.
+/// Explains why the objects of that kind are unknown; `None` if they are known.
 fn waiting(kind: &ObjectKind) -> Option<String> {
     let name = &kind.name;
     match (&kind.trouble, kind.complete) {

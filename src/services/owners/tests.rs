@@ -62,7 +62,7 @@ fn node_port(ip: &str, port: u16) -> String {
     format!("{{type: NodePort, clusterIP: {ip}, ports: [{{port: 80, nodePort: {port}}}]}}")
 }
 
-/// Builds the spec of a Service with an external IP that the node has, too.
+/// Builds the spec of a Service with an external IP that the node also has.
 fn at_node(port: u16) -> String {
     format!(
         "{{clusterIP: 10.0.0.2, ports: [{{port: {port}}}], externalIPs: [192.0.2.1, 192.0.2.2]}}"
@@ -90,7 +90,7 @@ fn check<const N: usize>(cases: [Case; N]) {
     }
 }
 
-/// A cluster IP belongs to its Service, whoever else names it.
+/// A cluster IP belongs to its Service, even if others name it.
 #[test]
 fn cluster_ips_go_first() {
     let (old, new) = (Some(20), Some(24));

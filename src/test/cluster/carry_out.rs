@@ -60,7 +60,7 @@ async fn one(tried: &Try, namespace: &str, socket: &Path, settled: Instant) -> V
     }
 }
 
-/// Returns why there is nothing to call at an address of this node; `None`: there is.
+/// Explains why there is nothing to call at an address of this node; `None` if there is.
 async fn not_served(tried: &Try, socket: &Path) -> Option<String> {
     if !tried.at_node {
         return None;
@@ -85,7 +85,7 @@ async fn not_served(tried: &Try, socket: &Path) -> Option<String> {
     }
 }
 
-/// Returns why the caller does not count as an outside one, if the promise requires that. Its own
+/// Explains why the caller does not count as an outside one, if the promise requires that. Its own
 /// node may replace its address, so the addresses that servers see are looked up.
 async fn not_outside(tried: &Try, socket: &Path) -> Option<String> {
     if !tried.from_outside {

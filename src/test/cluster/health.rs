@@ -62,7 +62,7 @@ fn here(stage: &Stage, node: IpAddr) -> usize {
     servers.len()
 }
 
-/// Returns why nothing answers at that address; `None`: something does.
+/// Explains why nothing answers at that address; `None` if something does.
 async fn not_served(to: SocketAddr, socket: &Path) -> Option<String> {
     let protocol = Protocol::Tcp.name();
     match ask::explanation_from_node(socket, to, protocol).await {

@@ -103,7 +103,7 @@ impl Kubernetes {
     /// kubectl would use.
     ///
     /// # Errors
-    /// Says which file is missing, or what is wrong with it.
+    /// When a file is missing or faulty, which the error describes.
     pub async fn open(kubeconfig: Option<PathBuf>) -> Result<Kubernetes, String> {
         let mut input = None;
         let given = match kubeconfig {

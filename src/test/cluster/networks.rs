@@ -44,7 +44,7 @@ impl External {
             .collect()
     }
 
-    /// Returns why some networks have no free addresses; `None`: all have some.
+    /// Explains why some networks have no free addresses; `None` if all have some.
     pub fn lacking(&self) -> Option<String> {
         let used_up: Vec<_> = self.used_up.iter().map(IpNet::to_string).collect();
         (!used_up.is_empty()).then(|| {

@@ -66,7 +66,7 @@ pub fn at_localhost(stage: &Stage, service: &TestService, ip: IpAddr) -> Vec<Try
     each.collect()
 }
 
-/// Returns why `kind` is skipped, if the running Tripod, which has these `ports` of its Service,
+/// Explains why `kind` is skipped, if the running Tripod, which has these `ports` of its Service,
 /// does not support the Service's request.
 pub fn why_not(stage: &Stage, kind: Kind, ports: &[&ServicePort]) -> Option<String> {
     match kind {

@@ -155,7 +155,7 @@ fn meaning(status: &Status, retry_after: Option<u32>) -> Failure {
     }
 }
 
-/// Returns why a request got no answer, without the client's own wrapping.
+/// Explains why a request got no answer, without the client's own wrapping.
 fn unsent(error: &kube::Error) -> String {
     match error {
         kube::Error::Service(error) => chain(&**error),

@@ -472,7 +472,7 @@ impl<'a, K: Kind> Follower<'a, K> {
         self.unfinished = false;
         self.is_absent = false;
         self.health.is_complete(K::PLURAL);
-        // If it was listed because watches failed, the next watch may fail, too.
+        // If it was listed because watches failed, the next watch may also fail.
         if self.futile == 0 {
             self.works(Instant::now());
         }

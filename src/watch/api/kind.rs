@@ -223,8 +223,7 @@ impl Kind for Node {
     }
 }
 
-/// Another Node, of which only the weight is used: most have none, and are not
-/// stored.
+/// Another Node, used only for its weight: most have none, and are not stored.
 #[derive(PartialEq)]
 pub(super) struct Elsewhere(Arc<Node>);
 

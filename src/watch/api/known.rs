@@ -15,8 +15,8 @@ pub(super) const MOST_KEPT: usize = 128 << 20;
 /// The objects of one kind.
 ///
 /// Changes are remembered as a set of names, and sent as the current objects: however slow the
-/// receiver, no more changes wait for it than there are objects, and a storm of changes to one
-/// object results in a single event.
+/// receiver, at most one change per object waits for it, and a storm of changes to one object
+/// results in a single event.
 pub(super) struct Known<K: Kind> {
     objects: ByName<Entry<K>>,
     /// Size in bytes of the objects in the last list and of those that watches brought since then.

@@ -42,7 +42,7 @@ pub(super) fn split_yaml(text: &str) -> Vec<Document<'_>> {
 }
 
 /// Splits a JSON file into its values: one after the other, or between `---` lines, which `kubectl`
-/// accepts, too. From the first syntax error on the rest is one document, since the start of the
+/// also accepts. From the first syntax error on the rest is one document, since the start of the
 /// next value is unknown.
 pub(super) fn split_json(text: &str) -> Vec<Document<'_>> {
     let mut documents: Vec<Document<'_>> = Vec::new();

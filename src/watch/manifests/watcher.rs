@@ -67,8 +67,8 @@ impl FolderWatcher {
             return;
         };
         if notify.arm() {
-            // Another folder has the name now: what is known about the files of the old one does
-            // not hold for those of the new one.
+            // Another folder has the name now: facts about the files of the old one do not hold for
+            // those of the new one.
             self.notifications.being_written.clear();
         }
         match notify.refused {

@@ -56,7 +56,7 @@ fn callers_and_policies() -> Vec<Case> {
     ]
 }
 
-/// External IPs that others have, too, and that change.
+/// External IPs that others also have, and that change.
 fn owners_and_changes() -> Vec<Case> {
     vec![
         case(

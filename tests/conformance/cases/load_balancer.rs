@@ -112,7 +112,7 @@ fn kinds() -> Vec<Case> {
     ]
 }
 
-/// Load-balancer IPs that others have, too.
+/// Load-balancer IPs that others also have.
 fn shared_addresses() -> Vec<Case> {
     vec![
         case(

@@ -75,7 +75,7 @@ pub fn rendered(values: &[&str]) -> Option<Objects> {
     template("helm/tripod", "kube-system", values)
 }
 
-/// Returns why Helm refuses these values, in addition to the image; empty: it does not.
+/// Helm's reason to refuse these values, in addition to the image; empty if it accepts them.
 pub fn refusal(values: &[&str]) -> Option<String> {
     let values = [&[IMAGE], values].concat();
     let rendered = attempt("helm/tripod", "kube-system", &values)?;

@@ -30,7 +30,7 @@ pub fn last_stage(file: &str) -> String {
     whole[last + 1..].to_owned()
 }
 
-/// Has buildah follow the steps of `text`, where the folder `first` represents the stage `build`,
+/// Makes buildah follow the steps of `text`, where the folder `first` represents the stage `build`,
 /// and name the result `tag`.
 pub fn build(
     place: &Path,

@@ -82,7 +82,7 @@ impl User {
         succeeds(pull.args(["pull", &chart, "--version", VERSION, "--destination=chart"]))
     }
 
-    /// Returns where the registry stores the manifest with this tag.
+    /// The path at which the registry stores the manifest with this tag.
     fn manifest(&self, part: &str, tag: &str) -> PathBuf {
         let mut command = self.command("skopeo");
         let name = format!("docker://{}{part}:{tag}", self.repository());

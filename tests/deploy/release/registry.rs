@@ -70,7 +70,7 @@ impl Registry {
         self.folder.join("tls.crt")
     }
 
-    /// Returns where it stores an object: a manifest or a layer.
+    /// The path at which it stores an object: a manifest or a layer.
     pub fn object(&self, digest: &str) -> PathBuf {
         let sum = digest.strip_prefix("sha256:").expect("a digest");
         let objects = self.folder.join("objects/docker/registry/v2/blobs/sha256");

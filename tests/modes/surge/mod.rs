@@ -183,7 +183,7 @@ impl Pod {
             "written again",
             "another process changed",
         ];
-        // In a slow guest programs sometimes exceed the time limit, whoever else runs.
+        // In a slow guest programs sometimes exceed the time limit, no matter who else runs.
         let slow = ["the program that writes them does not end", "not applied"];
         let is_slow = |line: &str| kernel() == "full" && slow.iter().any(|w| line.contains(w));
         let lines = log.lines().filter(|line| !is_slow(line));

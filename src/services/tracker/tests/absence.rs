@@ -3,7 +3,7 @@
 use super::*;
 use crate::services::Reach;
 
-/// Returns why no endpoint of the Service's ServicePort of `family` is in use.
+/// Explains why no endpoint of the Service's ServicePort of `family` is in use.
 fn why(selector: &str, family: &str, slices: &[(&str, &str)], reach: Reach) -> Option<String> {
     let mut tracker = Tracker::new("here");
     let ip = match family {

@@ -17,7 +17,7 @@ pub(super) struct Meant {
 /// one.
 pub(super) fn meant(api_version: &str, kind: &str) -> Option<Meant> {
     let (group, version) = api_version.rsplit_once('/').unwrap_or(("", api_version));
-    // Custom resources may have any name: Knative has a Service, too.
+    // Custom resources may have any name: Knative also has a Service.
     let is_kubernetes = !group.contains('.') || group.ends_with(".k8s.io");
     let named = Kind::ALL.into_iter().find(|(_, _, name)| *name == kind);
     if let Some((found, expected, _)) = named {
