@@ -27,7 +27,7 @@ impl Backoff {
         }
     }
 
-    /// When to retry; `None`: nothing failed.
+    /// When to retry; `None` if nothing failed.
     pub fn due(&self) -> Option<Instant> {
         self.due
     }

@@ -113,7 +113,7 @@ struct Lines {
 }
 
 impl Lines {
-    /// Returns the text to append to the message; `None`: the event is left out.
+    /// Returns the text to append to the message; `None` if the event is left out.
     fn judge(&self, event: &Event<'_>) -> Option<String> {
         let Some(limit) = &self.limit else {
             return Some(String::new());

@@ -50,7 +50,7 @@ pub fn record(metric: &impl Collector, labels: &[&str], value: f64) {
     all.lock().entry((name, labels)).or_default().observe(value);
 }
 
-/// Reads the histogram of that series; `None`: nothing was recorded.
+/// Reads the histogram of that series; `None` if nothing was recorded.
 pub fn get(name: &str, labels: Vec<String>) -> Option<NativeHistogram> {
     let all = ALL.get()?.lock();
     all.get(&(name.to_owned(), labels)).cloned()

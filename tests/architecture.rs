@@ -144,8 +144,8 @@ fn tree(prefix: &[String], text: &str, found: &mut Vec<Vec<String>>) {
     tree(&path, &inner[begin..], found);
 }
 
-/// Resolves `path`, as `module` names it, from the root of the crate; `None`: it belongs to another
-/// crate.
+/// Resolves `path`, as `module` names it, from the root of the crate; `None` if it belongs to
+/// another crate.
 fn resolved(path: &[String], module: &Module) -> Option<Module> {
     let mut base = module.clone();
     let mut rest = path;

@@ -51,8 +51,8 @@ const PLUGIN_AGAIN: Duration = Duration::from_secs(10);
 /// used here.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Connection {
-    /// Path of a kubeconfig file; `None`: there is none. If `master` is `None` as well, the service
-    /// account of the pod is used.
+    /// Path of a kubeconfig file; `None` if there is none. If `master` is `None` as well, the
+    /// service account of the pod is used.
     pub kubeconfig: Option<PathBuf>,
     /// URL of the API server, which takes precedence over that of the kubeconfig; `None`: that of
     /// the kubeconfig.
@@ -152,7 +152,7 @@ enum Source {
 
 struct Current {
     client: Client,
-    /// Counts the client for as long as it is in use; `None`: it was made elsewhere.
+    /// Counts the client for as long as it is in use; `None` if it was made elsewhere.
     transport: Option<Arc<OpenTransport>>,
     server: Uri,
     files: credentials::Files,

@@ -12,7 +12,7 @@ const DEFAULT_BURST: u32 = 10;
 
 /// A token bucket.
 pub(super) struct Budget {
-    /// Time that each request costs; `None`: there is no limit.
+    /// Time that each request costs; `None` if there is no limit.
     cost: Option<Duration>,
     /// How far the paid time may be ahead of the clock.
     credit: Duration,
@@ -33,8 +33,7 @@ impl Budget {
         }
     }
 
-    /// Waits for the turn of one request. Returns how long that took; `None`: there is no
-    /// limit.
+    /// Waits for the turn of one request. Returns how long that took; `None` if there is no limit.
     pub(super) async fn take(&self) -> Option<Duration> {
         self.take_on(self.credit).await
     }

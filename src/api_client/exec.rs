@@ -69,7 +69,7 @@ pub(super) struct Credentials {
     token: Option<String>,
     /// A client certificate and its key, in PEM.
     identity: Option<(String, String)>,
-    /// When they expire; `None`: they are valid until the server refuses them.
+    /// When they expire; `None` if they are valid until the server refuses them.
     pub(super) expires: Option<Timestamp>,
 }
 

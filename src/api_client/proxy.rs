@@ -13,7 +13,7 @@ pub(super) struct Proxy {
     pub(super) kind: ProxyKind,
     /// Its URL, with scheme and port, without user.
     pub(super) url: Uri,
-    /// User and password; `None`: the proxy needs no credentials.
+    /// User and password; `None` if the proxy needs no credentials.
     pub(super) user: Option<(String, String)>,
 }
 
@@ -75,7 +75,7 @@ impl Environment {
         }
     }
 
-    /// Returns the proxy through which `server` is reached; `None`: it is reached directly.
+    /// Returns the proxy through which `server` is reached; `None` if it is reached directly.
     ///
     /// # Errors
     /// When the proxy for it cannot be used.
@@ -208,7 +208,7 @@ impl Proxy {
         Ok(Proxy { kind, url, user })
     }
 
-    /// Builds the value of `Proxy-Authorization` for an HTTP proxy; `None`: the proxy has no
+    /// Builds the value of `Proxy-Authorization` for an HTTP proxy; `None` if the proxy has no
     /// credentials, or they cannot be sent in a header.
     pub(super) fn authorization(&self) -> Option<HeaderValue> {
         let (name, password) = self.user.as_ref()?;

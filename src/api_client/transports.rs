@@ -42,7 +42,7 @@ pub(super) struct TransportMetrics {
 
 struct Certificate {
     pem: String,
-    /// When it is valid; `None`: it cannot be read.
+    /// When it is valid; `None` if it cannot be read.
     validity: Option<Validity>,
 }
 
@@ -106,7 +106,7 @@ impl TransportMetrics {
     }
 
     /// Records the client certificate `pem` that a plugin provided for a new transport;
-    /// `None`: it provided none, or there is no plugin.
+    /// `None` if it provided none, or there is no plugin.
     pub(super) fn given(&self, pem: Option<String>) {
         let mut certificate = self.certificate.lock();
         if certificate.as_ref().map(|before| &before.pem) == pem.as_ref() {

@@ -22,7 +22,7 @@ pub(super) struct Validity {
 }
 
 impl Validity {
-    /// Reads the validity of the first certificate in `pem`; `None`: there is none that can be
+    /// Reads the validity of the first certificate in `pem`; `None` if there is none that can be
     /// read.
     pub(super) fn of_pem(pem: &str) -> Option<Validity> {
         let certificate = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;

@@ -265,7 +265,7 @@ fn selected(text: &str) -> Result<(String, Option<String>), String> {
     Ok((namespace.to_owned(), name.map(str::to_owned)))
 }
 
-/// Reads the `matches` of the subcommand of that name; `None`: it is another subcommand.
+/// Reads the `matches` of the subcommand of that name; `None` if it is another subcommand.
 ///
 /// # Errors
 /// When parts of it contradict each other.

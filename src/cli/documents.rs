@@ -52,7 +52,7 @@ pub(super) fn version() -> Command {
     Command::new("version").about("Print the version")
 }
 
-/// Returns the text that the subcommand of that name prints with these `matches`; `None`: it is
+/// Returns the text that the subcommand of that name prints with these `matches`; `None` if it is
 /// another subcommand. `command` returns the definition of the command line.
 pub(super) fn asked(name: &str, matches: &ArgMatches, command: fn() -> Command) -> Option<String> {
     let word = |id: &str| matches.get_one::<String>(id).map(String::as_str);

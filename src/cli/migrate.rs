@@ -137,7 +137,7 @@ fn path(name: &'static str, value_name: &'static str) -> Arg {
         .value_parser(value_parser!(PathBuf))
 }
 
-/// Reads the name of a node; empty: none is given.
+/// Reads the name of a node; empty if none is given.
 fn node_name(text: &str) -> Result<Option<String>, String> {
     let mut options = Options::default();
     hostname(&mut options, text)?;

@@ -27,7 +27,7 @@ pub struct Settings {
     /// Values of flags that only Tripod has.
     pub own: Own,
     /// The configuration file that was read, which is [watched](config::watch_file) while serving;
-    /// `None`: there is none.
+    /// `None` if there is none.
     pub file: Option<ConfigFile>,
     /// Lines for the log about settings that have no effect, or an unexpected one.
     pub warnings: Vec<String>,

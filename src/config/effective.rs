@@ -30,13 +30,13 @@ pub struct Effective {
     /// The primary family: that of `bindAddress`; if that is 0.0.0.0 or `::`, that of the first
     /// network of `clusterCIDR`, if there is one.
     pub primary_family: Family,
-    /// Address at which `/healthz` is served; `None`: it is not served.
+    /// Address at which `/healthz` is served; `None` if it is not served.
     pub healthz: Option<SocketAddr>,
-    /// Address at which `/metrics` is served; `None`: it is not served.
+    /// Address at which `/metrics` is served; `None` if it is not served.
     pub metrics: Option<SocketAddr>,
     /// How often everything is compared with the kernel.
     pub sync_period: Duration,
-    /// Shortest time between two syncs; `None`: it is not configured.
+    /// Shortest time between two syncs; `None` if it is not configured.
     pub min_sync_period: Option<Duration>,
     /// Whether everything sent to cluster IPs is masqueraded (SNAT).
     pub masquerade_all: bool,
@@ -53,6 +53,6 @@ pub struct Effective {
     pub node_ports: NodePortAddresses,
     /// Local ports for redirect capture in userspace mode; `None`: any.
     pub proxy_ports: Option<RangeInclusive<u16>>,
-    /// Path of a kubeconfig file; `None`: there is none.
+    /// Path of a kubeconfig file; `None` if there is none.
     pub kubeconfig: Option<PathBuf>,
 }

@@ -29,7 +29,7 @@ pub struct KubeProxyConfiguration {
     pub bind_address_hard_fail: bool,
     /// Whether to serve `/debug/pprof`.
     pub enable_profiling: bool,
-    /// The version since which hidden metrics are shown; empty: none are shown.
+    /// The version since which hidden metrics are shown; if empty, none are shown.
     pub show_hidden_metrics_for_version: String,
     /// The requested mode, as written; empty: the default.
     pub mode: String,

@@ -20,7 +20,7 @@ pub fn feature_gates(text: &str, gates: &mut BTreeMap<String, bool>) -> Result<(
     Ok(())
 }
 
-/// Reads a boolean as Go's `strconv.ParseBool` does; `None`: it is not one.
+/// Reads a boolean as Go's `strconv.ParseBool` does; `None` if it is not one.
 pub fn boolean(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
@@ -30,7 +30,7 @@ pub fn boolean(text: &str) -> Option<bool> {
 }
 
 /// Reads a whole number as Go's `strconv.ParseInt` does with base 0 (also `0x1f`, `0o17`, `017`,
-/// `0b1` and `1_000`); `None`: it is not one.
+/// `0b1` and `1_000`); `None` if it is not one.
 pub fn whole(text: &str) -> Option<i32> {
     let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
     let prefixed = |prefix: [&str; 2]| prefix.iter().find_map(|p| unsigned.strip_prefix(p));
@@ -58,8 +58,8 @@ pub fn whole(text: &str) -> Option<i32> {
     .ok()
 }
 
-/// Reads a list separated by commas, whose items may be in double quotes (pflag reads
-/// lists as CSV, RFC 4180); `None`: a quote does not end its item.
+/// Reads a list separated by commas, whose items may be in double quotes (pflag reads lists as CSV,
+/// RFC 4180); `None` if a quote does not end its item.
 pub fn list(text: &str) -> Option<Vec<String>> {
     let mut items = Vec::new();
     let mut rest = text;

@@ -7,7 +7,7 @@ use std::fmt;
 pub struct Problem {
     /// Path of the field in the file, without the top: `iptables.masqueradeBit`.
     pub field: String,
-    /// The flag that sets the same value, without dashes; `None`: there is none.
+    /// The flag that sets the same value, without dashes; `None` if there is none.
     pub flag: Option<&'static str>,
     /// The fault, and the remedy.
     pub what: String,

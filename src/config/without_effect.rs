@@ -3,7 +3,7 @@
 
 use super::{FeatureGate, KubeProxyConfiguration};
 
-/// Returns one log line for all fields without effect; `None`: there are none.
+/// Returns one log line for all fields without effect; `None` if there are none.
 pub(super) fn without_effect(c: &KubeProxyConfiguration) -> Option<String> {
     let fields = fields_without_effect(c).join(", ");
     (!fields.is_empty()).then(|| format!("accepted, but without effect in Tripod: {fields}"))

@@ -97,7 +97,7 @@ struct Known {
     second: usize,
     /// Number of signs of failure since it answered.
     failures: u32,
-    /// Start of the last connection that it answered; `None`: none.
+    /// Start of the last connection that it answered; `None` if there was none.
     answered: Option<Instant>,
     ejection: Option<Ejection>,
     /// Start of the node's last own connection that it did not answer.
@@ -189,7 +189,7 @@ impl Evidence {
         }
     }
 
-    /// When the next lookup is due or the next ejection ends; `None`: nothing is pending.
+    /// When the next lookup is due or the next ejection ends; `None` if nothing is pending.
     pub fn due(&self) -> Option<Instant> {
         let lookups = [self.first.front(), self.second.front()];
         let lookups = lookups.into_iter().flatten().map(|asked| asked.due);
@@ -198,7 +198,7 @@ impl Evidence {
         lookups.chain(ends.map(|ejection| ejection.until)).min()
     }
 
-    /// Returns a connection whose lookup is due at `now`; `None`: there is none left, and expired
+    /// Returns a connection whose lookup is due at `now`; `None` if there is none left, and expired
     /// ejections have ended.
     pub fn next(&mut self, now: Instant) -> Option<Asked> {
         for queue in [&mut self.first, &mut self.second] {
@@ -224,7 +224,7 @@ impl Evidence {
         None
     }
 
-    /// Records the kernel's report about a connection; `None`: it has no entry for it any more.
+    /// Records the kernel's report about a connection; `None` if it has no entry for it any more.
     /// Returns the endpoint if this ejects it.
     pub fn found(
         &mut self,
@@ -292,8 +292,8 @@ impl Evidence {
         probes
     }
 
-    /// Records whether the endpoint answered the node; `None`: unknown. Returns a verdict for each
-    /// target that this ejects.
+    /// Records whether the endpoint answered the node; `None` if unknown. Returns a verdict for
+    /// each target that this ejects.
     pub fn probed(
         &mut self,
         endpoint: SocketAddr,

@@ -156,14 +156,14 @@ struct Kernel {
     socket: Socket,
 }
 
-/// Whether an endpoint answered the node; `None`: unknown.
+/// Whether an endpoint answered the node; `None` if unknown.
 type Probed = (SocketAddr, Option<bool>);
 
 /// How long the node waits for an endpoint's answer: less than the time between the lookups of a
 /// connection.
 const ANSWER: Duration = Duration::from_secs(1);
 
-/// Connects to an endpoint, and ends the connection at once. Returns whether it answered; `None`:
+/// Connects to an endpoint, and ends the connection at once. Returns whether it answered; `None` if
 /// the node could not try.
 async fn answers(endpoint: SocketAddr) -> Option<bool> {
     match timeout(ANSWER, TcpStream::connect(endpoint)).await {
@@ -186,7 +186,7 @@ async fn answers(endpoint: SocketAddr) -> Option<bool> {
     }
 }
 
-/// Waits for room for a batch; `None`: the runner, or the source of its objects, has ended.
+/// Waits for room for a batch; `None` if the runner, or the source of its objects, has ended.
 async fn room(batches: &WeakSender<Batch>) -> Option<OwnedPermit<Batch>> {
     batches.upgrade()?.reserve_owned().await.ok()
 }

@@ -33,7 +33,7 @@ enum Version {
     Two,
 }
 
-/// Returns the lowest limit; `None`: none is visible.
+/// Returns the lowest limit; `None` if none is visible.
 pub fn of_this_process() -> Option<MemoryLimit> {
     let cgroups = fs::read_to_string("/proc/self/cgroup").ok()?;
     lowest(&cgroups, |file| fs::read_to_string(file).ok())
@@ -88,7 +88,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Opens the usage of the cgroup with the `limit`; `None`: it does not include buffers of
+    /// Opens the usage of the cgroup with the `limit`; `None` if it does not include buffers of
     /// sockets, or cannot be read.
     pub fn of(limit: &MemoryLimit) -> Option<Usage> {
         let open = |file| File::open(limit.folder.join(file)).ok();

@@ -33,7 +33,7 @@ pub struct PlaceChanges {
 pub struct ModeChanges {
     /// The name of the mode, as `--proxy-mode` takes it.
     pub mode: String,
-    /// Why it cannot run here, or why this is not known; `None`: it can run.
+    /// Why it cannot run here, or why this is not known; `None` if it can run.
     pub impossible: Option<String>,
     /// The changes by place; places without changes are left out.
     pub places: Vec<PlaceChanges>,

@@ -6,7 +6,7 @@ use crate::config::ModeName;
 
 /// Adds that packets to Services pass hook INPUT in `mode`, or pass it in another way than in mode
 /// `was` of kube-proxy. `dropping` are the chains at that hook that drop packets which none of
-/// their rules accepts; `None`: unknown.
+/// their rules accepts; `None` if unknown.
 pub(super) fn rows(was: ModeName, mode: ModeName, dropping: Option<&[String]>, rows: &mut Rows) {
     let passes = |mode| matches!(mode, ModeName::Ipvs | ModeName::Userspace);
     if !passes(mode) || was == mode {

@@ -31,7 +31,7 @@ pub struct Given {
     pub origin: String,
     /// Tripod's settings for it.
     pub settings: Settings,
-    /// The mode that it names; empty: it names none.
+    /// The mode that it names; empty if it names none.
     pub mode: String,
     /// Fields of the file that kube-proxy 1.36 does not know: one line for each,
     /// beginning with the field's path.

@@ -85,7 +85,7 @@ impl Rows {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Chosen {
-    /// Its name; `None`: none can run.
+    /// Its name; `None` if none can run.
     pub mode: Option<String>,
     /// For each better mode, the reason why it cannot run.
     pub passed_over: Vec<String>,
@@ -103,7 +103,7 @@ pub struct Report {
     pub kube_proxy_mode: String,
     /// The mode that Tripod is requested to run with it.
     pub asked: String,
-    /// The mode that this node would get; `None`: this machine was not examined.
+    /// The mode that this node would get; `None` if this machine was not examined.
     pub node: Option<Chosen>,
     /// The differences, mode by mode.
     pub differences: Vec<Row>,
@@ -111,17 +111,17 @@ pub struct Report {
     pub kernel: Vec<Group>,
     /// Objects that could not be read, each with the reason.
     pub unknown: Vec<String>,
-    /// For each mode, the changes line by line if it starts; `None`: the cluster's objects were not
-    /// given.
+    /// For each mode, the changes line by line if it starts; `None` if the cluster's objects were
+    /// not given.
     pub changes: Option<Vec<ModeChanges>>,
-    /// Why added lines may be missing, and too many lines be listed as removed; `None`: the objects
-    /// are complete.
+    /// Why added lines may be missing, and too many lines be listed as removed; `None` if the
+    /// objects are complete.
     pub incomplete: Option<String>,
 }
 
 impl Report {
     /// Returns the decisive mode: that which this node would get, or the requested one if no node
-    /// was examined; `None`: this node can run none.
+    /// was examined; `None` if this node can run none.
     pub(super) fn decisive(&self) -> Option<&str> {
         match &self.node {
             Some(chosen) => chosen.mode.as_deref(),

@@ -72,7 +72,7 @@ pub(super) fn ours(servers: &str, own: Option<&OwnServers>, exclude: &[IpNet]) -
     lines.map(|line| format!("{line}\n")).collect()
 }
 
-/// Parses the virtual server in a line of `ipvsadm -Sn`; `None`: the line does not name it by
+/// Parses the virtual server in a line of `ipvsadm -Sn`; `None` if the line does not name it by
 /// address.
 fn server(line: &str) -> Option<ServerId> {
     let mut words = line.split_whitespace().skip(1);
@@ -86,7 +86,8 @@ fn server(line: &str) -> Option<ServerId> {
     Some(ServerId::new(address, protocol))
 }
 
-/// Parses a port, or an address with a port, in a member of a set; `None`: another kind of member.
+/// Parses a port, or an address with a port, in a member of a set; `None` if it is another kind of
+/// member.
 fn element(member: &str) -> Option<Element> {
     let mut parts = member.split(',');
     let first = parts.next()?;

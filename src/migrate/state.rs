@@ -39,7 +39,7 @@ pub struct Observed {
     pub servers: Vec<String>,
     /// Whether there is a link kube-ipvs0.
     pub link: bool,
-    /// Chains at hook INPUT that drop packets which none of their rules accepts; `None`: unknown.
+    /// Chains at hook INPUT that drop packets which none of their rules accepts; `None` if unknown.
     pub dropping: Option<Vec<String>>,
     /// Objects that could not be read, so that it is unknown whether they exist, each with the
     /// reason.
@@ -84,8 +84,8 @@ pub async fn observe(exclude: &[IpNet]) -> Observed {
     }
 }
 
-/// Lists the chains at hook INPUT that drop packets which none of their rules accepts; `None`: the
-/// kernel cannot list them.
+/// Lists the chains at hook INPUT that drop packets which none of their rules accepts; `None` if
+/// the kernel cannot list them.
 async fn dropping() -> Result<Option<Vec<String>>, netlink::Error> {
     let mut found = Vec::new();
     for family in Family::ALL {
@@ -100,7 +100,7 @@ async fn dropping() -> Result<Option<Vec<String>>, netlink::Error> {
     Ok(Some(found))
 }
 
-/// Unwraps a `read`; `None`: it failed for a reason that is not temporary, such as a kernel that
+/// Unwraps a `read`; `None` if it failed for a reason that is not temporary, such as a kernel that
 /// does not support it.
 fn there<T>(read: Result<T, netlink::Error>) -> Result<Option<T>, netlink::Error> {
     match read {
@@ -160,7 +160,7 @@ pub struct Group {
 }
 
 /// Decides what happens to the `observed` objects when `mode` starts, which writes its rules to
-/// `engines`; `None`: no mode can run.
+/// `engines`; `None` if no mode can run.
 pub fn groups(
     observed: &Observed,
     mode: Option<ModeName>,

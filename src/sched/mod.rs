@@ -121,7 +121,7 @@ pub struct Flow {
 ///
 /// `Any` lets [`build`] find out whether it may inherit.
 pub trait Scheduler: Any + fmt::Debug + Send + Sync {
-    /// Picks a real server for the connection, by its index; `None`: each one is skipped or has
+    /// Picks a real server for the connection, by its index; `None` if each one is skipped or has
     /// weight 0. `skip(i)` is true for the servers that this connection has already tried or that
     /// are out of service. `servers` is the set that the scheduler was built for, in the same
     /// order. Does not allocate.

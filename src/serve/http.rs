@@ -61,7 +61,7 @@ pub(super) struct Asked<'a> {
     /// The `Accept` header; empty if there is none.
     pub(super) accept: &'a str,
     pub(super) peer: Peer,
-    /// IP family of the connection; `None`: it has none, or no answer depends on it.
+    /// IP family of the connection; `None` if it has none, or no answer depends on it.
     pub(super) family: Option<Family>,
 }
 
@@ -100,7 +100,7 @@ pub(super) trait Listener: Send {
     fn next(&self) -> impl Future<Output = io::Result<(Self::Stream, IpAddr)>> + Send;
     /// Identifies the peer at the other end of `stream`.
     fn peer(stream: &Self::Stream) -> Peer;
-    /// Returns the IP family of `stream`; `None`: it has none, or it is not known.
+    /// Returns the IP family of `stream`; `None` if it has none, or it is not known.
     fn family(stream: &Self::Stream) -> Option<Family>;
     /// Returns the identity to assume for a request of `peer` whose `Host` is `host`.
     fn asking(peer: Peer, host: Option<&str>) -> Peer {

@@ -104,7 +104,7 @@ impl Listeners {
         })
     }
 
-    /// Records why `what` cannot be served at `address`; `None`: it is served now.
+    /// Records why `what` cannot be served at `address`; `None` if it is served now.
     pub(super) fn set_refused(&self, what: &'static str, address: SocketAddr, why: Option<String>) {
         let mut refused = self.0.refused.lock();
         match why {

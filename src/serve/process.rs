@@ -17,7 +17,7 @@ use tokio::runtime::Handle;
 
 use crate::kernel::open_files;
 
-/// Name, help, and a function that reads the value; `None`: unavailable at the moment.
+/// Name, help, and a function that reads the value; `None` if unavailable at the moment.
 type Metric = (&'static str, &'static str, fn() -> Option<f64>);
 
 const COUNTERS: [Metric; 3] = [

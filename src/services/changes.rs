@@ -67,7 +67,7 @@ pub struct StaleAddresses {
 pub struct LostAddresses {
     /// Addresses and ports on which it was served.
     pub services: Vec<SocketAddr>,
-    /// The node port on which it was served; `None`: it lost none.
+    /// The node port on which it was served; `None` if it lost none.
     pub node_port: Option<u16>,
 }
 

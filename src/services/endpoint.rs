@@ -21,7 +21,7 @@ pub struct Endpoint {
     /// Its share of new connections in proportion to the weights of the others; 0: none. It does
     /// not decide in which sets of [`Endpoints`] it is.
     pub weight: u16,
-    /// Name of the node on which it runs; `None`: not known.
+    /// Name of the node on which it runs; `None` if not known.
     pub node_name: Option<Arc<str>>,
 }
 
@@ -53,7 +53,7 @@ pub struct Endpoints {
     /// Whether others are left out because the ports of the Service have too many endpoints in
     /// total.
     pub are_too_many: bool,
-    /// Why there are none, usable or not; `None`: there are some, or the reason is unknown.
+    /// Why there are none, usable or not; `None` if there are some, or the reason is unknown.
     pub absence: Option<Box<Absence>>,
 }
 
@@ -142,8 +142,8 @@ pub enum Reach {
 }
 
 impl Endpoints {
-    /// Returns each endpoint, sorted by address, with the reason why it gets no new
-    /// connections; `None`: it does.
+    /// Returns each endpoint, sorted by address, with the reason why it gets no new connections;
+    /// `None` if it does.
     pub fn usage(&self) -> impl Iterator<Item = (&Endpoint, Option<NotUsed>)> {
         (0..)
             .zip(&self.all)

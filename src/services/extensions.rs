@@ -32,28 +32,28 @@ pub struct Preferences {
     /// as IPVS spells it; the mode decides whether it has that scheduler. `None`: not given, or
     /// malformed.
     pub scheduler: Option<Arc<str>>,
-    /// `tripod.proxy/forwarding`: how packets get to endpoints; `None`: not given, or malformed.
+    /// `tripod.proxy/forwarding`: how packets get to endpoints; `None` if not given or malformed.
     pub forwarding: Option<Forwarding>,
     /// `tripod.proxy/drain-timeout`: how long connections to an endpoint that was removed from the
-    /// Service may continue; zero: they end at once; `None`: not given, or malformed.
+    /// Service may continue; zero: they end at once; `None` if not given or malformed.
     pub drain_timeout: Option<Duration>,
-    /// `tripod.proxy/proxy-protocol`: whether endpoints get a header that names the client; `None`:
-    /// not given, or malformed.
+    /// `tripod.proxy/proxy-protocol`: whether endpoints get a header that names the client; `None`
+    /// if not given or malformed.
     pub proxy_protocol: Option<ProxyProtocol>,
-    /// `tripod.proxy/retry`: which steps may be retried on another endpoint; `None`: not given.
+    /// `tripod.proxy/retry`: which steps may be retried on another endpoint; `None` if not given.
     pub retry: Option<Retry>,
     /// `tripod.proxy/eject`: whether endpoints that do not answer connections get none for a while;
-    /// `None`: not given, or malformed.
+    /// `None` if not given or malformed.
     pub eject: Option<bool>,
     /// `tripod.proxy/max-connections`: maximum number of simultaneous TCP connections and UDP
-    /// clients of the Service on a node; `None`: not given, or malformed.
+    /// clients of the Service on a node; `None` if not given or malformed.
     pub max_connections: Option<NonZeroU32>,
-    /// `tripod.proxy/max-connections-per-client`: maximum number of them for one client; `None`:
-    /// not given, or malformed.
+    /// `tripod.proxy/max-connections-per-client`: maximum number of them for one client; `None` if
+    /// not given or malformed.
     pub max_connections_per_client: Option<NonZeroU32>,
     /// Annotations whose values cannot be parsed, each with the reason. They count as not given.
     pub malformed: Vec<(&'static str, String)>,
-    /// Why the Service is not served at all its addresses: there are too many; `None`: it is.
+    /// Why the Service is not served at all its addresses: there are too many; `None` if it is.
     pub too_many_addresses: Option<String>,
 }
 
@@ -194,8 +194,8 @@ fn setting<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<Setting<'a>> {
     })
 }
 
-/// Reads the weight that an EndpointSlice or a Node gives its endpoints; `None`: it gives none, or
-/// a malformed one, which is recorded in `inspection`.
+/// Reads the weight that an EndpointSlice or a Node gives its endpoints; `None` if it gives none,
+/// or a malformed one, which is recorded in `inspection`.
 pub(super) fn weight(metadata: &ObjectMeta, inspection: &mut Inspection) -> Option<u16> {
     let Setting { field, value } = setting(metadata, WEIGHT)?;
     let weight = value.parse().ok();

@@ -22,7 +22,7 @@ const TO_BE_DELETED_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 pub struct Node {
     /// Name of the Node.
     pub name: Arc<str>,
-    /// Zone of the Node, from its label `topology.kubernetes.io/zone`; `None`: it has no such
+    /// Zone of the Node, from its label `topology.kubernetes.io/zone`; `None` if it has no such
     /// label.
     pub zone: Option<Arc<str>>,
     /// Networks from which its pods get their addresses.
@@ -34,7 +34,7 @@ pub struct Node {
     pub deleting: bool,
     /// Whether the cluster autoscaler is about to remove the node.
     pub to_be_deleted: bool,
-    /// The weight of each endpoint that runs on it, from `tripod.proxy/weight`; `None`: not given,
+    /// The weight of each endpoint that runs on it, from `tripod.proxy/weight`; `None` if not given
     /// or malformed.
     pub weight: Option<u16>,
 }

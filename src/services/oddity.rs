@@ -32,7 +32,7 @@ const NAMED: usize = 5;
 
 impl Oddity {
     /// Returns the Service of an oddity that is usually over within seconds, because objects that
-    /// belong together arrive one after the other; `None`: it is of another kind.
+    /// belong together arrive one after the other; `None` if it is of another kind.
     pub(super) fn passes(&self) -> Option<&ServiceName> {
         match self {
             Oddity::NoEndpoints(service, _) | Oddity::NoService(_, service) => Some(service),
@@ -102,8 +102,8 @@ fn sentence(several: &[&Oddity]) -> String {
     }
 }
 
-/// Why there are no endpoints; `None`: the existing ones cannot be used. Equal to any other of the
-/// same kind, so that an oddity whose numbers and names change is logged only once.
+/// Why there are no endpoints; `None` if the existing ones cannot be used. Equal to any other of
+/// the same kind, so that an oddity whose numbers and names change is logged only once.
 #[derive(Clone, Debug)]
 pub struct Why(pub(super) Option<Box<Absence>>);
 

@@ -269,8 +269,8 @@ impl AddressOwnership {
         self.batch = self.batch.saturating_add(1);
     }
 
-    /// Replaces `old` by `new`; `None`: there is no Service of that name. Adds to `dirty` the other
-    /// Services that may own more or fewer addresses as a result.
+    /// Replaces `old` by `new`; `None` if there is no Service of that name. Adds to `dirty` the
+    /// other Services that may own more or fewer addresses as a result.
     pub(super) fn replace(
         &mut self,
         old: Option<&Arc<Service>>,

@@ -56,12 +56,12 @@ pub enum TrafficPolicy {
 pub struct ServicePort {
     /// Identity of the ServicePort.
     pub name: ServicePortName,
-    /// The cluster IP of this family; `None`: another ServicePort owns it.
+    /// The cluster IP of this family; `None` if another ServicePort owns it.
     pub cluster_ip: Option<IpAddr>,
     /// The port on cluster, external and load-balancer IPs.
     pub port: u16,
     /// The port on the node's addresses, except those that are
-    /// [excluded](ServicePort::node_port_excluded); `None`: it has no node port.
+    /// [excluded](ServicePort::node_port_excluded); `None` if it has no node port.
     pub node_port: Option<u16>,
     /// `spec.externalIPs` of this family, without those that other ServicePorts own. Empty if none
     /// of the source ranges can be parsed: then they are among the load-balancer IPs, and closed.
@@ -80,7 +80,7 @@ pub struct ServicePort {
     /// `spec.healthCheckNodePort`, if the external policy is Local; `None` as well if it is a node
     /// port of another Service.
     pub health_check_node_port: Option<u16>,
-    /// The settings of the Service's annotations `tripod.proxy/…`; `None`: it has none.
+    /// The settings of the Service's annotations `tripod.proxy/…`; `None` if it has none.
     /// [`ServicePort::preferences`] reads them.
     pub preferences: Option<Arc<Preferences>>,
     /// The endpoints, and those that a packet may reach.

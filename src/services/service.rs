@@ -44,7 +44,7 @@ pub struct Service {
     pub serving: Result<Serving, NotServed>,
     /// Whether it has a selector, from which the control plane writes its EndpointSlices.
     pub selector: bool,
-    /// The settings of its annotations `tripod.proxy/…`; `None`: it has none.
+    /// The settings of its annotations `tripod.proxy/…`; `None` if it has none.
     pub preferences: Option<Arc<Preferences>>,
 }
 
@@ -102,7 +102,7 @@ pub struct Serving {
     pub internal_traffic_policy: TrafficPolicy,
     /// Policy for external and load-balancer IPs and node ports.
     pub external_traffic_policy: TrafficPolicy,
-    /// Port at which load balancers ask whether this node has endpoints; `None`: there is none.
+    /// Port at which load balancers ask whether this node has endpoints; `None` if there is none.
     pub health_check_node_port: Option<u16>,
 }
 
@@ -123,12 +123,12 @@ pub struct Port {
     pub protocol: Protocol,
     /// Port on the Service's addresses.
     pub port: u16,
-    /// Port on the node's addresses; `None`: it has no node port.
+    /// Port on the node's addresses; `None` if it has no node port.
     pub node_port: Option<u16>,
 }
 
 impl Serving {
-    /// Leaves out surplus addresses. Returns the reason; `None`: there are none.
+    /// Leaves out surplus addresses. Returns the reason; `None` if there are none.
     fn limit_addresses(&mut self) -> Option<String> {
         let mut named = NamedAddresses {
             external_ips: mem::take(&mut self.external_ips),

@@ -57,7 +57,7 @@ pub struct EndpointSlice {
     /// The first addresses of endpoints that are left out because no endpoint of a Service may have
     /// them.
     pub forbidden: Box<[IpAddr]>,
-    /// The weight of each of its endpoints, from `tripod.proxy/weight`; `None`: not given, or
+    /// The weight of each of its endpoints, from `tripod.proxy/weight`; `None` if not given or
     /// malformed.
     pub weight: Option<u16>,
     /// The time of the change for which it was written.
@@ -91,7 +91,7 @@ pub struct SlicePort {
 pub struct SliceEndpoint {
     /// Its first address; the API defines no meaning for further ones.
     pub address: IpAddr,
-    /// Name of the node on which it runs; `None`: not known.
+    /// Name of the node on which it runs; `None` if not known.
     pub node_name: Option<Arc<str>>,
     /// Whether it takes new connections (condition `ready`).
     pub ready: bool,
@@ -99,7 +99,7 @@ pub struct SliceEndpoint {
     pub serving: bool,
     /// Whether it is being shut down (condition `terminating`).
     pub terminating: bool,
-    /// Zones and nodes for which it is meant; `None`: the controller gave no hints.
+    /// Zones and nodes for which it is meant; `None` if the controller gave no hints.
     pub hints: Option<Arc<Hints>>,
 }
 

@@ -91,7 +91,7 @@ impl Tracker {
         self.is_node_deleted
     }
 
-    /// Looks up the object of a Service; `None`: it is unknown.
+    /// Looks up the object of a Service; `None` if it is unknown.
     pub fn service(&self, name: &ServiceName) -> Option<&Arc<Service>> {
         self.services.get(name)?.service.as_ref()
     }

@@ -21,7 +21,7 @@ impl Trigger {
         Trigger(annotation.and_then(|text| Some(text.parse::<Timestamp>().ok()?.into())))
     }
 
-    /// When the change happened; `None`: unknown.
+    /// When the change happened; `None` if unknown.
     pub fn time(self) -> Option<SystemTime> {
         self.0
     }

@@ -8,7 +8,7 @@ use std::{fmt, net::SocketAddr};
 pub struct Destination {
     /// The address, or the Service whose cluster IPs are meant.
     pub addressee: Addressee,
-    /// `tcp`, `udp` or `sctp`; `None`: the text names no protocol.
+    /// `tcp`, `udp` or `sctp`; `None` if the text names no protocol.
     pub protocol: Option<String>,
 }
 

@@ -26,9 +26,9 @@ pub struct Dial {
     pub client: String,
     /// Address and port of the endpoint.
     pub endpoint: String,
-    /// The address and port that the endpoint sees; `None`: it was not reached, or that is not
+    /// The address and port that the endpoint sees; `None` if it was not reached, or that is not
     /// known.
     pub from: Option<String>,
-    /// Why the endpoint did not accept the client; `None`: it did.
+    /// Why the endpoint did not accept the client; `None` if it did.
     pub error: Option<String>,
 }

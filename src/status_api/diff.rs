@@ -28,7 +28,7 @@ pub struct Diff {
 pub struct FamilyDiff {
     /// `IPv4` or `IPv6`.
     pub family: String,
-    /// Why the differences are not known, in which case none are listed; `None`: they are known.
+    /// Why the differences are not known, in which case none are listed; `None` if they are known.
     pub error: Option<String>,
     /// The differences, at most 1,000 of them.
     pub differences: Listed<Difference>,
@@ -43,7 +43,7 @@ pub struct Difference {
     pub found: String,
     /// Readable description of the object, such as `virtual server 10.96.0.10:80/TCP`.
     pub object: String,
-    /// `namespace/name:port` of the ServicePort to which it belongs; `None`: it belongs to no
+    /// `namespace/name:port` of the ServicePort to which it belongs; `None` if it belongs to no
     /// single ServicePort, or this is not known.
     pub service_port: Option<String>,
     /// Protocol of the ServicePort: `TCP`, `UDP` or `SCTP`; `None` if `service_port` is `None`.

@@ -27,14 +27,15 @@ pub struct Explanation {
     pub verdict: String,
     /// The decisions about the packet, step by step; the last one determines the outcome.
     pub steps: Vec<String>,
-    /// `namespace/name:port` of the ServicePort to which the destination belongs; `None`: to none.
+    /// `namespace/name:port` of the ServicePort to which the destination belongs; `None` if it
+    /// belongs to none.
     pub service_port: Option<String>,
-    /// Kind of the destination: `clusterIP`, `externalIP`, `loadBalancerIP` or `nodePort`; `None`:
-    /// it belongs to no ServicePort.
+    /// Kind of the destination: `clusterIP`, `externalIP`, `loadBalancerIP` or `nodePort`; `None`
+    /// if it belongs to no ServicePort.
     pub role: Option<String>,
     /// The endpoints to which it may be sent.
     pub candidates: Vec<Candidate>,
-    /// Why no endpoint gets the packet; `None`: one does, or the outcome does not depend on
+    /// Why no endpoint gets the packet; `None` if one does, or the outcome does not depend on
     /// endpoints. Earlier versions do not have this field.
     #[serde(default)]
     pub no_endpoints: Option<NoEndpoints>,
@@ -51,11 +52,11 @@ pub struct Explanation {
     /// ServicePorts are omitted.
     pub differences: Listed<Difference>,
     /// Entries of conntrack for this destination, and for this sender if `from` is an address;
-    /// `None`: they were not read, or could not be read.
+    /// `None` if they were not read, or could not be read.
     pub connections: Option<Connections>,
-    /// Why conntrack could not be read; `None`: it was read, or not requested.
+    /// Why conntrack could not be read; `None` if it was read, or not requested.
     pub connections_error: Option<String>,
-    /// Why the state of the kernel is not known; `None`: it is known, or was not requested.
+    /// Why the state of the kernel is not known; `None` if it is known, or was not requested.
     pub error: Option<String>,
 }
 
@@ -89,13 +90,13 @@ pub struct Connections {
 pub struct Connection {
     /// Source address and port of the client.
     pub client: String,
-    /// The endpoint to which its packets are sent; `None`: they are not translated, or Tripod
+    /// The endpoint to which its packets are sent; `None` if they are not translated, or Tripod
     /// relays them.
     pub endpoint: Option<String>,
     /// Its state in conntrack, such as `ESTABLISHED`; for UDP `UNREPLIED`, `REPLIED` or
     /// `ASSURED`.
     pub state: String,
-    /// Why a new connection would not be sent to this endpoint; `None`: it could be.
+    /// Why a new connection would not be sent to this endpoint; `None` if it could be.
     pub stale: Option<String>,
 }
 
@@ -105,10 +106,10 @@ pub struct Connection {
 pub struct Candidate {
     /// IP address and port of the endpoint.
     pub address: String,
-    /// Name of the node on which it runs; `None`: not known.
+    /// Name of the node on which it runs; `None` if not known.
     pub node: Option<String>,
-    /// Probability that it is chosen, from 0 to 1; `None`: this depends on loads or on the client's
-    /// address.
+    /// Probability that it is chosen, from 0 to 1; `None` if this depends on loads or on the
+    /// client's address.
     pub share: Option<f64>,
 }
 
@@ -118,7 +119,7 @@ pub struct Candidate {
 pub struct PassedOver {
     /// IP address and port of the endpoint.
     pub address: String,
-    /// Name of the node on which it runs; `None`: not known.
+    /// Name of the node on which it runs; `None` if not known.
     pub node: Option<String>,
     /// Why no connection is sent to it.
     pub why: String,

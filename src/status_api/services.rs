@@ -14,7 +14,7 @@ pub struct ServicePortList {
     pub kind: String,
     /// The ServicePorts of this page.
     pub items: Vec<ServicePort>,
-    /// Value of the parameter `continue` that requests the next page; `None`: this is the last
+    /// Value of the parameter `continue` that requests the next page; `None` if this is the last
     /// page.
     #[serde(rename = "continue")]
     pub next: Option<String>,
@@ -38,7 +38,7 @@ pub struct ServicePort {
     pub addresses: Vec<Address>,
     /// Name of the scheduler that chooses an endpoint for a new connection.
     pub scheduler: String,
-    /// Timeout of session affinity, in seconds; `None`: there is no session affinity.
+    /// Timeout of session affinity, in seconds; `None` if there is no session affinity.
     pub affinity_seconds: Option<u64>,
     /// `Cluster` or `Local`.
     pub internal_traffic_policy: String,
@@ -48,11 +48,11 @@ pub struct ServicePort {
     pub source_ranges: Vec<String>,
     /// Its endpoints, sorted by address.
     pub endpoints: Vec<Endpoint>,
-    /// Why no endpoint takes new connections; `None`: at least one does. Earlier versions do not
+    /// Why no endpoint takes new connections; `None` if at least one does. Earlier versions do not
     /// have this field.
     #[serde(default)]
     pub no_endpoints: Option<NoEndpoints>,
-    /// Why its desired state is not applied; `None`: it is applied.
+    /// Why its desired state is not applied; `None` if it is applied.
     pub failing: Option<String>,
     /// Addresses at which the health-check node port of its Service cannot be served, each with the
     /// reason.
@@ -62,10 +62,10 @@ pub struct ServicePort {
     pub unsupported: Vec<Unsupported>,
     /// Addresses that it does not get, each with the ServicePort that owns it.
     pub conflicts: Vec<String>,
-    /// Connections and bytes; `None`: nothing is known about them.
+    /// Connections and bytes; `None` if nothing is known about them.
     pub traffic: Option<Traffic>,
     /// Number of connections or datagrams rejected by the limits of its Service, over all its
-    /// ports; `None`: the mode has no limits, or does not serve the Service.
+    /// ports; `None` if the mode has no limits, or does not serve the Service.
     #[serde(default)]
     pub limited: Option<Limited>,
 }
@@ -89,8 +89,8 @@ pub struct Limited {
 pub struct NoEndpoints {
     /// Readable description of the reason.
     pub why: String,
-    /// The kubectl command that shows the EndpointSlices of the Service; `None`: objects come from
-    /// a folder.
+    /// The kubectl command that shows the EndpointSlices of the Service; `None` if objects come
+    /// from a folder.
     pub command: Option<String>,
 }
 
@@ -104,7 +104,7 @@ pub struct Address {
     pub ip: Option<String>,
     /// The port at this address.
     pub port: u16,
-    /// Why it is served nowhere on this node, with the remedy; `None`: it is served.
+    /// Why it is served nowhere on this node, with the remedy; `None` if it is served.
     #[serde(default)]
     pub unserved: Option<String>,
 }
@@ -115,15 +115,15 @@ pub struct Address {
 pub struct Endpoint {
     /// IP address and port of the endpoint.
     pub address: String,
-    /// Name of the node on which it runs; `None`: not known.
+    /// Name of the node on which it runs; `None` if not known.
     pub node: Option<String>,
     /// Its weight in the distribution of new connections; 0: it gets none.
     pub weight: u16,
     /// Whether it gets new connections on this node.
     pub in_use: bool,
-    /// Why it gets no new connections; `None`: it does.
+    /// Why it gets no new connections; `None` if it does.
     pub why: Option<String>,
-    /// Connections and bytes; `None`: nothing is known about them.
+    /// Connections and bytes; `None` if nothing is known about them.
     pub traffic: Option<Traffic>,
 }
 

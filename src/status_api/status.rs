@@ -87,7 +87,7 @@ pub struct ObjectKind {
     pub complete: bool,
     /// Whether nothing is served until all objects of the kind are known.
     pub required: bool,
-    /// Why the objects cannot be followed now; `None`: they are being followed.
+    /// Why the objects cannot be followed now; `None` if they are being followed.
     pub trouble: Option<Trouble>,
     /// Why some objects cannot be used as they are now, such as a document of a folder with a
     /// typing error; their last good versions stay in use, and the others are followed.
@@ -124,15 +124,15 @@ pub struct Health {
 pub struct FamilySync {
     /// `IPv4` or `IPv6`.
     pub family: String,
-    /// The last sync that took effect; `None`: none has.
+    /// The last sync that took effect; `None` if none has.
     pub last: Option<LastSync>,
-    /// The time at which the current sync began (RFC 3339); `None`: no sync is running.
+    /// The time at which the current sync began (RFC 3339); `None` if no sync is running.
     pub under_way_since: Option<String>,
-    /// Progress of the current sync; `None`: nothing is planned yet, or no sync is running. Earlier
-    /// versions do not have this field.
+    /// Progress of the current sync; `None` if nothing is planned yet, or no sync is running.
+    /// Earlier versions do not have this field.
     #[serde(default)]
     pub progress: Option<Progress>,
-    /// Why the last attempt had no effect; `None`: it had.
+    /// Why the last attempt had no effect; `None` if it had.
     pub trouble: Option<Trouble>,
     /// Whether changes have waited for so long that `/livez` fails.
     pub overdue: bool,
@@ -170,7 +170,7 @@ pub struct Progress {
 pub struct Draining {
     /// The address that clients called, with port and protocol.
     pub address: String,
-    /// The endpoint that was removed from its Service; `None`: the address itself is no longer
+    /// The endpoint that was removed from its Service; `None` if the address itself is no longer
     /// served.
     pub endpoint: Option<String>,
 }
@@ -205,7 +205,7 @@ pub struct Counts {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Failing {
-    /// `namespace/name:port` of the ServicePort; `None`: the failure belongs to no ServicePort.
+    /// `namespace/name:port` of the ServicePort; `None` if the failure belongs to no ServicePort.
     pub service_port: Option<String>,
     /// Protocol of the ServicePort: `TCP`, `UDP` or `SCTP`; `None` if `service_port` is `None`.
     pub protocol: Option<String>,

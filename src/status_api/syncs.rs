@@ -26,10 +26,10 @@ pub struct PastSync {
     pub seconds: f64,
     /// Whether the sync compared everything with the kernel, not only what had changed.
     pub full: bool,
-    /// Number of ServicePorts that the sync processed; `None`: it had no effect.
+    /// Number of ServicePorts that the sync processed; `None` if it had no effect.
     pub service_ports: Option<usize>,
-    /// Number of ServicePorts that were not applied after the sync; `None`: it had no effect.
+    /// Number of ServicePorts that were not applied after the sync; `None` if it had no effect.
     pub failed: Option<usize>,
-    /// Why the sync had no effect; `None`: it took effect.
+    /// Why the sync had no effect; `None` if it took effect.
     pub error: Option<String>,
 }

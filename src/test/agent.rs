@@ -134,7 +134,7 @@ async fn answer(stream: TcpStream, token_sha256: &str) -> io::Result<()> {
     timeout(LINE_WITHIN, stream.write_all(lines.as_bytes())).await?
 }
 
-/// Returns the calls that a line requests; `None`: the line gets no answer.
+/// Returns the calls that a line requests; `None` if the line gets no answer.
 fn asked(line: &str, token_sha256: &str) -> Option<Calls> {
     let (token, rest) = line.strip_suffix('\n')?.split_once(' ')?;
     if digest(token) != token_sha256 {

@@ -69,7 +69,7 @@ impl Answers {
         words
     }
 
-    /// Returns the first deviation from the promise; `None`: there is none.
+    /// Returns the first deviation from the promise; `None` if there is none.
     fn fault(&self, seen: &[Seen], caller: IpAddr) -> Option<String> {
         let known: BTreeSet<String> = self.endpoints.iter().map(SocketAddr::to_string).collect();
         let mut answered = BTreeSet::new();

@@ -186,7 +186,7 @@ impl Call<'_> {
         self.port.policy(self.kind) == TrafficPolicy::Local
     }
 
-    /// Returns whether a policy of Local restricts such a call to endpoints on this node; `None`:
+    /// Returns whether a policy of Local restricts such a call to endpoints on this node; `None` if
     /// that depends on the mode, as for pods and the node with an external policy of Local.
     fn stays_here(&self) -> Option<bool> {
         match (self.is_local(), self.kind, self.caller) {
@@ -253,7 +253,7 @@ fn takes_none(endpoint: SocketAddr) -> String {
 }
 
 /// Computes the number of calls needed to see each endpoint with these shares, in that many checks;
-/// `None`: too many.
+/// `None` if too many.
 fn calls(shares: &[f64], checks: usize) -> Option<usize> {
     let least = shares.iter().copied().fold(1.0, f64::min);
     if least >= 1.0 {

@@ -115,13 +115,13 @@ async fn target(asked: &Trace) -> Result<TraceTarget, String> {
 struct Tracing<'a> {
     asked: &'a Trace,
     target: TraceTarget,
-    /// Reads the steps in nf_tables; `None`: rules cannot be traced.
+    /// Reads the steps in nf_tables; `None` if rules cannot be traced.
     tracer: Option<Tracer>,
-    /// Reads changes of conntrack; `None`: it cannot be followed.
+    /// Reads changes of conntrack; `None` if it cannot be followed.
     events: Option<Events>,
     stories: Stories,
-    /// Asks the proxy for its connections; `None`: it makes none of its own, or does not
-    /// report them.
+    /// Asks the proxy for its connections; `None` if it makes none of its own, or does not report
+    /// them.
     asker: Option<Asker>,
     pairs: Pairs,
     rules: HashMap<(TracedChain, u64), Option<RuleSummary>>,

@@ -13,10 +13,10 @@ pub(super) struct Start {
     pub protocol: String,
     /// Their source; `None`: any.
     pub from: Option<String>,
-    /// The mode of the running proxy; `None`: it does not answer.
+    /// The mode of the running proxy; `None` if it does not answer.
     pub mode: Option<String>,
-    /// `namespace/name:port` of the ServicePort to which the destination belongs; `None`: to none,
-    /// or this is not known.
+    /// `namespace/name:port` of the ServicePort to which the destination belongs; `None` if it
+    /// belongs to none, or this is not known.
     pub service_port: Option<String>,
     /// Why the destination belongs to it, in the words of `tripod explain`.
     pub steps: Vec<String>,
@@ -30,18 +30,18 @@ pub(super) struct Start {
 pub(super) struct Connection {
     /// Source address and port of the client.
     pub client: String,
-    /// The interface by which the packet arrived; `None`: this node sent it, or this is
-    /// not known.
+    /// The interface by which the packet arrived; `None` if this node sent it, or this is not
+    /// known.
     pub input: Option<String>,
     /// The rules that it passed, in order.
     pub steps: Vec<Step>,
     /// Outcome of the connection.
     pub outcome: Outcome,
-    /// The endpoint to which it was sent; `None`: it was not translated.
+    /// The endpoint to which it was sent; `None` if it was not translated.
     pub endpoint: Option<String>,
-    /// The rule or chain that refused or dropped it; `None`: none did, or it is not known.
+    /// The rule or chain that refused or dropped it; `None` if none did, or it is not known.
     pub by: Option<String>,
-    /// Its state in conntrack; `None`: conntrack has no entry of it.
+    /// Its state in conntrack; `None` if conntrack has no entry of it.
     pub state: Option<String>,
 }
 
@@ -93,16 +93,16 @@ pub(super) struct Change {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Dialed {
-    /// The address and port that Tripod sends from; `None`: the endpoint was not reached, or this
+    /// The address and port that Tripod sends from; `None` if the endpoint was not reached, or this
     /// is not known.
     pub from: Option<String>,
     /// Address and port of the endpoint.
     pub endpoint: String,
-    /// The client for which it was made; `None`: the running proxy does not report it.
+    /// The client for which it was made; `None` if the running proxy does not report it.
     pub client: Option<String>,
-    /// The destination to which that client sends; `None`: it is not known.
+    /// The destination to which that client sends; `None` if it is not known.
     pub to: Option<String>,
-    /// Why the endpoint did not accept the client; `None`: it did, or this is not known.
+    /// Why the endpoint did not accept the client; `None` if it did, or this is not known.
     pub error: Option<String>,
 }
 

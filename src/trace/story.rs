@@ -36,12 +36,12 @@ struct Way {
 pub(super) struct Step {
     /// The number by which nf_tables distinguishes packets.
     pub id: u32,
-    /// Headers of the packet at this step; `None`: the step has none.
+    /// Headers of the packet at this step; `None` if the step has none.
     pub packet: Option<Headers>,
-    /// Name of the interface through which it arrived; `None`: this node sent it, or it is not
+    /// Name of the interface through which it arrived; `None` if this node sent it, or it is not
     /// known.
     pub input: Option<String>,
-    /// The words, and the end of the packet's path if this step is one; `None`: not worth a line.
+    /// The words, and the end of the packet's path if this step is one; `None` if not worth a line.
     pub words: Option<(report::Step, Option<End>)>,
 }
 

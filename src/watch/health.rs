@@ -34,7 +34,7 @@ pub struct KindHealth {
     pub listed: usize,
     /// Whether nothing can be served before they are known.
     pub required: bool,
-    /// Why the objects cannot be followed now; `None`: they are being followed.
+    /// Why the objects cannot be followed now; `None` if they are being followed.
     pub trouble: Option<Trouble>,
     /// Why some objects cannot be used as they are now; their last good versions stay in use, and
     /// the others are followed.

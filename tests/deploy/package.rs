@@ -36,7 +36,7 @@ fn output(program: &str, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&done.stdout).into_owned()
 }
 
-/// The unpacked package; `None`: it cannot be made here.
+/// The unpacked package; `None` if it cannot be made here.
 struct Package {
     file: PathBuf,
     root: PathBuf,

@@ -20,7 +20,7 @@ pub enum CgroupVersion {
 }
 
 impl CgroupVersion {
-    /// Returns the version that is mounted on this machine; `None`: neither is.
+    /// Returns the version that is mounted on this machine; `None` if neither is.
     pub fn mounted() -> Option<CgroupVersion> {
         if Path::new("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists() {
             return Some(CgroupVersion::One);

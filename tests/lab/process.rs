@@ -45,7 +45,7 @@ impl Group {
         }
     }
 
-    /// Returns its exit status; `None`: it still runs at `deadline`.
+    /// Returns its exit status; `None` if it still runs at `deadline`.
     pub fn wait_until(&mut self, deadline: Instant) -> Option<ExitStatus> {
         while self.done.is_none() {
             self.done = self.child.try_wait().expect("waiting for a child of ours");

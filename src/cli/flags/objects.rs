@@ -78,7 +78,7 @@ pub(super) const OBJECTS: &[Flag] = &[
     ),
 ];
 
-/// Stores the name of the node; empty: none is given.
+/// Stores the name of the node; empty if none is given.
 pub(in crate::cli) fn hostname(options: &mut Options, text: &str) -> Result<(), String> {
     let name = text.trim();
     if name.is_empty() && !text.is_empty() {

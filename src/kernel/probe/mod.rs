@@ -59,7 +59,7 @@ pub struct Examination<'a> {
     /// Schedulers of IPVS to try.
     pub schedulers: &'a [String],
     /// Findings of another process, which are used if this process cannot create a network
-    /// namespace; `None`: there are none.
+    /// namespace; `None` if there are none.
     pub findings: Option<&'a Findings>,
     /// Whether further attempts may follow.
     pub attempt: Attempt,

@@ -132,8 +132,8 @@ pub struct Identity {
     pub address: SocketAddr,
 }
 
-/// Identifies a socket that another process opened; `None`: neither a listening TCP
-/// socket nor a bound UDP socket that takes datagrams from anyone.
+/// Identifies a socket that another process opened; `None` if it is neither a listening TCP socket
+/// nor a bound UDP socket that takes datagrams from anyone.
 pub fn identity(socket: &impl AsFd) -> Option<Identity> {
     let socket = SockRef::from(socket);
     let address = socket.local_addr().ok()?.as_socket()?;

@@ -145,7 +145,7 @@ impl LocalPorts {
     }
 
     /// Takes over `socket` of another process that is connected to `remote`. Returns its port;
-    /// `None`: it is not such a socket, or a flow to `remote` has that port already.
+    /// `None` if it is not such a socket, or a flow to `remote` has that port already.
     pub fn adopt(self: &Arc<Self>, socket: &Socket, remote: SocketAddr) -> Option<PortLease> {
         let is_connected =
             socket.r#type().ok()? == Type::DGRAM && socket.peer_addr().ok()?.as_socket()? == remote;
@@ -201,7 +201,7 @@ impl LocalPorts {
 }
 
 impl Table {
-    /// Chooses the origin of the port for a new flow to `remote`; `None`: no port is left. While
+    /// Chooses the origin of the port for a new flow to `remote`; `None` if no port is left. While
     /// few are in use, each flow has a port of its own.
     fn source(&self, remote: SocketAddr, most: usize) -> Option<Source> {
         let kernel_has = self.refused.is_none_or(|at| at.elapsed() >= ASK_AGAIN);

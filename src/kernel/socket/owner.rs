@@ -27,7 +27,7 @@ impl Sockets {
         Ok(Sockets(all))
     }
 
-    /// Describes who keeps others from waiting for clients at an address; `None`: nobody.
+    /// Describes who keeps others from waiting for clients at an address; `None` if nobody does.
     pub fn who_has(&self, wanted: BoundAddress) -> Option<String> {
         let mut conflicting = self.0.iter().filter(|(address, _)| {
             address.protocol == wanted.protocol && conflict(address.address, wanted.address)

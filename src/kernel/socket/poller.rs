@@ -82,7 +82,7 @@ impl<S: AsFd + 'static> Poller<S> {
         Ok(token)
     }
 
-    /// Returns the watched socket of this token; `None`: there is none.
+    /// Returns the watched socket of this token; `None` if there is none.
     pub fn get(&self, token: Token) -> Option<Arc<S>> {
         self.lock().places.get(token as usize).cloned().flatten()
     }
@@ -93,7 +93,7 @@ impl<S: AsFd + 'static> Poller<S> {
         self.lock().places.iter().flatten().cloned().collect()
     }
 
-    /// Stops watching a socket and returns it; `None`: it is not watched.
+    /// Stops watching a socket and returns it; `None` if it is not watched.
     pub fn remove(&self, token: Token) -> Option<Arc<S>> {
         let mut sockets = self.lock();
         let socket = sockets.places.get_mut(token as usize)?.take()?;

@@ -86,8 +86,8 @@ impl Channel {
         self.0.async_io(Interest::WRITABLE, send).await
     }
 
-    /// Receives a record; `None`: the other end is closed. Of several descriptors in one record all
-    /// but the first are closed. If this is cancelled, nothing is lost.
+    /// Receives a record; `None` if the other end is closed. Of several descriptors in one record
+    /// all but the first are closed. If this is cancelled, nothing is lost.
     ///
     /// # Errors
     /// Those of recvmsg(2), and `InvalidData` for a record that is longer than `buffer`.

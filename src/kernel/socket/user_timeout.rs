@@ -52,7 +52,7 @@ getsockopt_impl!(
     GetStruct<Info>
 );
 
-/// Time at which a peer was first seen not to answer retransmissions; `None`: it answers.
+/// Time at which a peer was first seen not to answer retransmissions; `None` if it answers.
 #[derive(Debug, Default)]
 pub struct Silence(Option<Instant>);
 

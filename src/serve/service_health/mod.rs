@@ -39,8 +39,8 @@ struct Desired {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Check {
     port: u16,
-    /// Endpoints of each family on this node that take new connections; `None`: the Service has no
-    /// addresses of that family.
+    /// Endpoints of each family on this node that take new connections; `None` if the Service has
+    /// no addresses of that family.
     local_endpoints: PerFamily<Option<usize>>,
 }
 
@@ -149,7 +149,7 @@ impl ServiceHealth {
         had
     }
 
-    /// Returns the addresses to serve at now; `None`: they cannot be listed, which is logged.
+    /// Returns the addresses to serve at now; `None` if they cannot be listed, which is logged.
     fn listed(&mut self) -> Option<BTreeSet<IpAddr>> {
         match (self.addresses)() {
             Ok(addresses) => {

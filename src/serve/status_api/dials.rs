@@ -17,7 +17,7 @@ pub struct DialsAsked {
     pub service_port: String,
     /// The protocol of the ServicePort.
     pub protocol: Protocol,
-    /// The number in an earlier answer; `None`: there is none yet.
+    /// The number in an earlier answer; `None` if there is none yet.
     pub after: Option<u64>,
 }
 

@@ -286,7 +286,7 @@ struct Shown {
 }
 
 impl Shown {
-    /// Selects the differences to show among those that were `found`; `None`: the kernel was not
+    /// Selects the differences to show among those that were `found`; `None` if the kernel was not
     /// read.
     fn new(
         explanation: &question::Explanation,

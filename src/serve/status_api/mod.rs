@@ -171,7 +171,7 @@ impl StatusApi {
     }
 }
 
-/// Returns the refusal for a peer that may not ask; `None`: it may.
+/// Returns the refusal for a peer that may not ask; `None` if it may.
 pub(super) fn refusal(peer: Peer) -> Option<Answer> {
     let why = "only processes of the node may read this: from a loopback address, with an IP \
                address or localhost as the host, or over the unix socket";
@@ -179,7 +179,7 @@ pub(super) fn refusal(peer: Peer) -> Option<Answer> {
 }
 
 /// Returns the refusal for a peer that may not have the kernel read, which delays syncs and takes
-/// memory; `None`: it may.
+/// memory; `None` if it may.
 fn kernel_refusal(peer: Peer) -> Option<Answer> {
     let why = "the kernel is read only for root and the user of Tripod: ask as root, or with \
                kernel=false in the query of /v1/explain";

@@ -13,13 +13,13 @@ use crate::{
 
 /// Provides the traffic of ServicePorts.
 pub trait TrafficSource: fmt::Debug + Send + Sync {
-    /// Returns a future to wait for before [`of`](Self::of) is called; `None`: there is nothing to
-    /// wait for.
+    /// Returns a future to wait for before [`of`](Self::of) is called; `None` if there is nothing
+    /// to wait for.
     fn refresh(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send>>> {
         None
     }
-    /// Returns attempts of this process to reach endpoints, or why they cannot be followed; `None`:
-    /// it makes no connections to endpoints.
+    /// Returns attempts of this process to reach endpoints, or why they cannot be followed; `None`
+    /// if it makes no connections to endpoints.
     fn dials(&self, _: &DialsAsked) -> Option<Result<DialList, String>> {
         None
     }
@@ -27,7 +27,7 @@ pub trait TrafficSource: fmt::Debug + Send + Sync {
     fn ejected(&self, _: &ServicePort) -> HashSet<SocketAddr> {
         HashSet::new()
     }
-    /// Returns the ServicePort for which calls of `endpoint` come back to this process; `None`:
+    /// Returns the ServicePort for which calls of `endpoint` come back to this process; `None` if
     /// they do not, or the kernel makes them.
     fn comes_back(&self, _: Protocol, _: SocketAddr) -> Option<ServicePortName> {
         None
@@ -39,11 +39,11 @@ pub trait TrafficSource: fmt::Debug + Send + Sync {
 /// The known traffic of a ServicePort.
 #[derive(Clone, Debug, Default)]
 pub struct PortTraffic {
-    /// Traffic of the whole ServicePort; `None`: unknown.
+    /// Traffic of the whole ServicePort; `None` if unknown.
     pub of_port: Option<Traffic>,
     /// Traffic of each endpoint, by its address.
     pub endpoints: HashMap<SocketAddr, Traffic>,
-    /// Number of connections or datagrams rejected by limits of its Service; `None`: the mode has
+    /// Number of connections or datagrams rejected by limits of its Service; `None` if the mode has
     /// no limits.
     pub limited: Option<Limited>,
 }

@@ -39,7 +39,7 @@ const LONGEST_INPUT: u64 = 1 << 20;
 /// Why a request failed.
 #[derive(Debug)]
 pub struct Failure {
-    /// The HTTP status; `None`: there was no answer.
+    /// The HTTP status; `None` if there was no answer.
     code: Option<u16>,
     words: String,
 }

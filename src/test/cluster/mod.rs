@@ -147,7 +147,7 @@ async fn try_all(
     Ok(Report::new(stage.mode, checks))
 }
 
-/// Returns the row that says why nothing was tested across nodes; `None`: it was.
+/// Returns the row that says why nothing was tested across nodes; `None` if it was.
 fn alone(stage: &Stage, run: &Run) -> Option<Check> {
     let why = stage.alone.clone()?;
     Some(Check {

@@ -57,7 +57,7 @@ impl External {
     }
 }
 
-/// Chooses adjacent addresses of a network, none of which is `taken`; `None`: there are none.
+/// Chooses adjacent addresses of a network, none of which is `taken`; `None` if there are none.
 fn choose(network: IpNet, number: u32, taken: &BTreeSet<IpAddr>) -> Option<[IpAddr; PLACES]> {
     let host_bits = network.max_prefix_len() - network.prefix_len();
     let size = 1_u128.checked_shl(host_bits.into()).unwrap_or(u128::MAX);

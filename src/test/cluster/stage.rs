@@ -25,7 +25,7 @@ pub struct Stage {
     pub pods: Vec<TestPod>,
     /// The Services that were created, one for each kind.
     pub services: Vec<TestService>,
-    /// Why there is no pod on another node; `None`: there is one.
+    /// Why there is no pod on another node; `None` if there is one.
     pub alone: Option<String>,
     /// Services that a cluster may refuse or a mode may not support and that are missing or
     /// skipped, each with the reason.
@@ -59,7 +59,7 @@ pub struct TestService {
     /// Its external IPs or load-balancer IPs, of the IP families that it has.
     pub external: Vec<IpAddr>,
     /// Health-check node port, at which nodes tell whether they have endpoints of the Service;
-    /// `None`: it has none.
+    /// `None` if it has none.
     pub health_check: Option<u16>,
     /// The scheduler that chooses among its endpoints, as the running Tripod reports it.
     pub scheduler: String,
@@ -116,7 +116,7 @@ impl Stage {
 }
 
 impl TestPod {
-    /// Reads a pod as the API server returns it; `None`: it is not ready.
+    /// Reads a pod as the API server returns it; `None` if it is not ready.
     pub fn read(plan: &PodPlan, pod: &Pod) -> Option<TestPod> {
         let status = pod.status.as_ref()?;
         let mut conditions = status.conditions.iter().flatten();
@@ -132,7 +132,7 @@ impl TestPod {
         })
     }
 
-    /// Returns its address of the IP family of `ip`; `None`: it has none.
+    /// Returns its address of the IP family of `ip`; `None` if it has none.
     pub fn of_family(&self, ip: IpAddr) -> Option<IpAddr> {
         let mut ips = self.ips.iter().copied();
         ips.find(|own| own.is_ipv4() == ip.is_ipv4())
@@ -140,7 +140,7 @@ impl TestPod {
 }
 
 impl TestService {
-    /// Reads a Service as the API server stored it; `None`: it has no cluster IP.
+    /// Reads a Service as the API server stored it; `None` if it has no cluster IP.
     pub fn read(kind: Kind, service: &Service) -> Option<TestService> {
         let spec = service.spec.as_ref()?;
         let all = spec.cluster_ips.iter().flatten();

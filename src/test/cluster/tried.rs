@@ -34,7 +34,7 @@ pub struct Try {
     pub caller: Caller,
     /// The promise.
     pub promise: Promise,
-    /// The promised client address that servers see; `None`: nothing is promised about it.
+    /// The promised client address that servers see; `None` if nothing is promised about it.
     pub client: Option<ClientPromise>,
     /// How many calls are made at once.
     pub at_once: usize,
@@ -111,7 +111,7 @@ pub fn this_node() -> Caller {
     }
 }
 
-/// Returns a pod as a caller; `None`: there is none of that name.
+/// Returns a pod as a caller; `None` if there is none of that name.
 pub fn pod(stage: &Stage, name: &str, words: &str) -> Option<Caller> {
     let pod = stage.pod(name)?;
     Some(Caller {
@@ -127,7 +127,7 @@ pub fn callers(stage: &Stage) -> Vec<Caller> {
     [Some(this_node()), client].into_iter().flatten().collect()
 }
 
-/// Finds the pod on another node as a caller; `None`: there is none. Its node may masquerade the
+/// Finds the pod on another node as a caller; `None` if there is none. Its node may masquerade the
 /// pod's packets to this one.
 pub fn elsewhere(stage: &Stage) -> Option<Caller> {
     let is_elsewhere = |pod: &&TestPod| !stage.is_here(pod);

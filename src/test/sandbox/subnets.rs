@@ -54,9 +54,9 @@ pub(super) struct Subnets {
 const SIZE: u8 = 16;
 
 impl Subnets {
-    /// Chooses the first subnets that contain none of the `used` addresses; `None`: there are none.
-    /// They are from the networks for benchmarks, which no other network should use: 198.18.0.0/15
-    /// (RFC 2544) and 2001:2::/48 (RFC 5180).
+    /// Chooses the first subnets that contain none of the `used` addresses; `None` if there are
+    /// none. They are from the networks for benchmarks, which no other network should use:
+    /// 198.18.0.0/15 (RFC 2544) and 2001:2::/48 (RFC 5180).
     pub(super) fn beside(used: &[IpAddr]) -> Option<Subnets> {
         let v4 = (0..=255).map(|third| [198, 18, third]).find(|prefix| {
             used.iter()

@@ -64,7 +64,7 @@ struct WatchLine<'a> {
 pub(super) struct Intake<'a, K: Kind> {
     names: &'a Mutex<Names>,
     known: &'a Mutex<Known<K>>,
-    /// The version at which a watch resumes; `None`: everything must be listed.
+    /// The version at which a watch resumes; `None` if everything must be listed.
     version: Option<String>,
     /// Whether the arriving objects are part of a list.
     listing: bool,
@@ -103,7 +103,7 @@ impl<'a, K: Kind> Intake<'a, K> {
         }
     }
 
-    /// Returns the version at which a watch resumes; `None`: everything must be listed.
+    /// Returns the version at which a watch resumes; `None` if everything must be listed.
     pub(super) fn version(&self) -> Option<&str> {
         self.version.as_deref()
     }

@@ -39,7 +39,7 @@ pub(super) trait Kind:
     /// Whether the program continues without these objects if the server withholds them. For others
     /// it waits, because their absence would look like an empty cluster.
     const DISPENSABLE: bool = false;
-    /// The consequence if the server is too old to have these objects, which is no fault; `None`:
+    /// The consequence if the server is too old to have these objects, which is no fault; `None` if
     /// each server has them.
     const WITHOUT: Option<&str> = None;
 

@@ -22,7 +22,7 @@ pub(super) struct Known<K: Kind> {
     /// Size in bytes of the objects in the last list and of those that watches brought since then.
     size: usize,
     unsent: HashSet<K::Name>,
-    /// Changes from before a list was begun, with the object of that time; `None`: it was gone.
+    /// Changes from before a list was begun, with the object of that time; `None` if it was gone.
     before_list: HashMap<K::Name, Option<Arc<K>>>,
     /// Number of lists that have begun.
     list: u32,
@@ -85,7 +85,7 @@ impl<K: Kind> Known<K> {
         self.listing = true;
     }
 
-    /// Returns the current version of an object; `None`: it is gone.
+    /// Returns the current version of an object; `None` if it is gone.
     fn object(&self, name: &K::Name) -> Option<Arc<K>> {
         let entry = self.objects.get(name)?;
         Some(Arc::clone(&entry.object))

@@ -42,7 +42,7 @@ impl Splitter {
         self.buffer.extend_from_slice(piece);
     }
 
-    /// Returns the next object; `None`: it is not complete yet.
+    /// Returns the next object; `None` if it is not complete yet.
     ///
     /// # Errors
     /// When a part of the list is too long.

@@ -14,7 +14,7 @@ pub(super) struct ManifestPath {
     named: PathBuf,
     /// The folder that is listed and watched.
     pub(super) dir: PathBuf,
-    /// The only relevant file of the folder; `None`: all manifests are.
+    /// The only relevant file of the folder; `None` if all manifests are.
     pub(super) file: Option<OsString>,
 }
 

@@ -55,7 +55,7 @@ pub(super) enum Report {
 /// Maximum number of names in a report.
 const NAMED: usize = 5;
 
-/// Lists the first of these names, and counts the others; `None`: there are none.
+/// Lists the first of these names, and counts the others; `None` if there are none.
 pub(super) fn first_of(names: impl IntoIterator<Item = impl fmt::Display>) -> Option<String> {
     let mut names = names.into_iter();
     let named: Vec<String> = names

@@ -40,8 +40,8 @@ impl FolderScanner {
         }
     }
 
-    /// Scans the folder and returns the changes in the files that are not being written; `None`: it
-    /// could not be scanned.
+    /// Scans the folder and returns the changes in the files that are not being written; `None` if
+    /// it could not be scanned.
     pub(super) async fn scan(&mut self, watcher: &mut FolderWatcher) -> Option<Batch> {
         for left in (0..MOST_SCANS).rev() {
             watcher.arm();

@@ -39,7 +39,7 @@ impl<T> Versions<T> {
         }
     }
 
-    /// The version that counts, which is that of the last file; `None`: there is none.
+    /// The version that counts, which is that of the last file; `None` if there is none.
     pub(super) fn winner(&self) -> Option<(&OsStr, &T)> {
         self.0.last().map(|(file, version)| (&**file, version))
     }

@@ -183,7 +183,7 @@ fn not_found() -> Value {
         "code": 404, "message": "it is not there"})
 }
 
-/// Returns the answer to a request; `None`: there is no such object.
+/// Returns the answer to a request; `None` if there is no such object.
 fn answer(
     objects: &mut Objects,
     method: &Method,

@@ -41,7 +41,7 @@ fn script(name: &str) -> Command {
 }
 
 /// Copies the static programs of both architectures to `place`, without symbols, which would take
-/// most of the time; `None`: a release cannot be made here.
+/// most of the time; `None` if a release cannot be made here.
 fn programs(place: &Path) -> Option<[PathBuf; 2]> {
     let needed = [
         "cargo-deb",

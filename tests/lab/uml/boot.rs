@@ -35,7 +35,7 @@ impl Profile {
 /// The result of a guest's work.
 #[derive(Debug)]
 pub struct Outcome {
-    /// Exit status of the work; `None`: the guest did not finish it.
+    /// Exit status of the work; `None` if the guest did not finish it.
     pub status: Option<i32>,
     /// The guest's console.
     pub console: String,

@@ -190,7 +190,7 @@ struct List<T> {
 }
 
 impl List<Value> {
-    /// Returns the items; `None`: not all of them could be parsed.
+    /// Returns the items; `None` if not all of them could be parsed.
     fn whole(self) -> Option<Vec<Value>> {
         let items = self.items?.into_iter();
         items.map(|item| item.0).collect()

@@ -13,7 +13,7 @@ pub(super) struct Meant {
     pub(super) reason: String,
 }
 
-/// Guesses the kind that was intended by one that no proxy reads; `None`: it may well be another
+/// Guesses the kind that was intended by one that no proxy reads; `None` if it may well be another
 /// one.
 pub(super) fn meant(api_version: &str, kind: &str) -> Option<Meant> {
     let (group, version) = api_version.rsplit_once('/').unwrap_or(("", api_version));

@@ -3,7 +3,7 @@
 /// Maximum length of a text that is compared.
 const LONGEST: usize = 64;
 
-/// Returns the name that is most similar to `text`; `None`: none is so similar that it must be
+/// Returns the name that is most similar to `text`; `None` if none is so similar that it must be
 /// intended.
 pub(super) fn similar<'a>(text: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     if text.len() > LONGEST {
