@@ -260,7 +260,7 @@ impl Visit for JsonLine {
     }
 }
 
-/// Captures what is logged, for tests.
+/// Captures log output, for tests.
 #[cfg(test)]
 mod captured {
     use testing::Log;

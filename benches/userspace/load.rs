@@ -16,7 +16,7 @@ use nix::sys::resource::{Resource, getrlimit};
 /// Number of idle connections whose memory is measured, if the limit of open files allows it.
 const IDLE: usize = 20_000;
 
-/// The first byte of a request says what is requested.
+/// The first byte of a request tells its kind.
 const ECHO: u8 = b'e';
 pub const FLOOD: u8 = b'f';
 /// One answer, and nothing afterwards.

@@ -62,7 +62,7 @@ impl Files {
         self.0.push((path.to_owned(), stamp(path)));
     }
 
-    /// Returns whether one of them differs from what was read.
+    /// Returns whether any of them has changed since it was read.
     pub(super) fn have_changed(&self) -> bool {
         self.0.iter().any(|(path, was)| stamp(path) != *was)
     }

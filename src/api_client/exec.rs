@@ -26,8 +26,8 @@ use tokio::{
 /// prevent the proxy from ever starting.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Maximum size of what a plugin writes to its standard output, and how much is read of its standard
-/// error, in bytes.
+/// Maximum size of a plugin's standard output, and the most that is read of its standard error, in
+/// bytes.
 const LONGEST_OUTPUT: u64 = 1 << 20;
 /// Maximum length of a plugin's message in ours, in characters.
 const LONGEST_MESSAGE: usize = 1000;
@@ -41,7 +41,7 @@ const VERSIONS: [&str; 2] = [
 /// Why a plugin provided no credentials.
 #[derive(Debug, thiserror::Error)]
 pub enum PluginError {
-    /// The kubeconfig does not say enough, or requests what is impossible here.
+    /// The kubeconfig does not say enough, or requests the impossible.
     #[error("{0}")]
     Unusable(String),
     /// The plugin could not be started.
@@ -55,7 +55,7 @@ pub enum PluginError {
     Failed {
         /// How it ended.
         status: std::process::ExitStatus,
-        /// The last line of what it wrote to its standard error.
+        /// The last line of its standard error.
         message: String,
     },
     /// The output of the plugin is not an answer.

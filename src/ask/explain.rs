@@ -171,7 +171,7 @@ fn candidate(candidate: &Candidate) -> [String; 3] {
     ]
 }
 
-/// Returns lines about what the kernel has for the ServicePort, and what differs.
+/// Lists the kernel's objects for the ServicePort, and the differences.
 fn kernel(explanation: &Explanation, detail: Detail, paint: Paint) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(error) = &explanation.error {

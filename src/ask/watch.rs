@@ -1,4 +1,4 @@
-//! Shows a table repeatedly, and writes only what has changed.
+//! Shows a table repeatedly, and writes only the changes.
 
 use std::{
     collections::HashSet,
@@ -49,7 +49,7 @@ struct Screen {
 enum Kind {
     /// A terminal with that many rows; lines are written in their place.
     Terminal(usize),
-    /// A pipe or file: what changed is written once more.
+    /// A pipe or file: changed lines are written again.
     Stream,
 }
 

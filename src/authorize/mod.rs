@@ -1,6 +1,6 @@
-//! Decides who may read what this process serves. Like the kubelet and kube-rbac-proxy, it asks the
-//! API server: a TokenReview tells whose token it is, and a SubjectAccessReview what that user may
-//! do. Without an answer, nobody may read.
+//! Decides who may read the answers of this process. Like the kubelet and kube-rbac-proxy, it asks
+//! the API server: a TokenReview tells whose token it is, and a SubjectAccessReview what that user
+//! may do. Without an answer, nobody may read.
 
 mod cache;
 mod review;

@@ -9,9 +9,9 @@ const KEEP: &str = "keep-kube-proxy";
 /// The extent of a cleanup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cleanup {
-    /// All that Tripod and kube-proxy ever install.
+    /// Everything that Tripod and kube-proxy ever install.
     Everything,
-    /// Only what Tripod alone installs. A kube-proxy takes over the rest, or removes it
+    /// Only objects that Tripod alone installs. A kube-proxy takes over the rest, or removes it
     /// when it starts in another mode (`platformCleanup` of its `cmd/kube-proxy/app`).
     OnlyOfTripod,
 }

@@ -15,7 +15,7 @@ use std::{
 pub struct Unwritable(#[from] io::Error);
 
 /// Writes `text` to standard output. A reader that closes its end early, as `head` does, has
-/// what it wants; that is no error.
+/// got what it wants; that is no error.
 ///
 /// # Errors
 /// When it cannot be written for another reason, for example because a disk is full.

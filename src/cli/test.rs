@@ -131,7 +131,7 @@ pub(super) fn command() -> Command {
 /// Returns the flags for a live cluster.
 fn cluster_arguments() -> [Arg; 7] {
     let flag = |name| Arg::new(name).long(name).conflicts_with("manifests");
-    // Flags about what is created mean nothing where nothing is created.
+    // Flags about created objects mean nothing where none are created.
     let making = |name| flag(name).conflicts_with("service");
     [
         making("namespace")

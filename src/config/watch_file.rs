@@ -23,8 +23,8 @@ pub struct ConfigFile {
     pub text: String,
 }
 
-/// Ends when the file is written to or renamed, or already differs from what was read; the
-/// program should then end with an error, so that its supervisor restarts it with the present
+/// Ends when the file is written to or renamed, or already differs from the version that was read;
+/// the program should then end with an error, so that its supervisor restarts it with the present
 /// content of the file.
 ///
 /// As for kube-proxy (`Options.eventHandler` of `cmd/kube-proxy/app/options.go`), the file

@@ -20,7 +20,7 @@ pub use self::files::Files;
 /// How far a process confines itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Confinement {
-    /// It keeps all that it was started with.
+    /// It keeps everything that it was started with.
     None,
     /// It gives up capabilities that it does not need, and gets no new ones.
     #[default]

@@ -3,8 +3,8 @@
 //! process can neither read secrets of the node and of its pods nor write files that others run.
 //!
 //! A rule applies to a file or folder as it is now, not to its name. So a file that is replaced by
-//! another one of the same name, as the kubelet replaces what is mounted in a pod, is reached
-//! through its folder.
+//! another one of the same name, as the kubelet replaces files mounted in a pod, is reached through
+//! its folder.
 
 use std::{
     collections::BTreeSet,
@@ -176,7 +176,7 @@ fn existing_folder(path: &Path) -> &Path {
     above.find(|folder| folder.is_dir()).unwrap_or(path)
 }
 
-/// Allows `access` to `path` and what is below it, if it is there.
+/// Allows `access` to `path` and everything below it, if it exists.
 fn allow(
     rules: RulesetCreated,
     path: &Path,

@@ -136,7 +136,7 @@ fn quoted(text: &str) -> Result<(String, &str), String> {
     Err("a label value without end".to_owned())
 }
 
-/// Checks that a metric has all that its type requires.
+/// Checks that a metric has everything that its type requires.
 fn check(metric: &Metric) -> Result<(), String> {
     if metric.samples.is_empty() {
         return Err("it has no series".to_owned());

@@ -134,8 +134,8 @@ fn indices(candidates: &[Candidate<'_>], is: impl Fn(&Candidate<'_>) -> bool) ->
 }
 
 /// The hints that count. Hints count only if every ready endpoint has them and some endpoint that
-/// takes connections is meant for this node or zone: while some lack them the controller is still
-/// at work, and following the others would overload the endpoints that have them. If all that are
+/// takes connections is meant for this node or zone: while some lack them the controller has not
+/// finished, and following the others would overload the endpoints that have them. If all that are
 /// meant for this node or zone have weight 0 or are ejected, those elsewhere serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Topology {

@@ -43,7 +43,7 @@ pub struct Tracker {
     is_node_deleted: bool,
 }
 
-/// The objects of one Service name, and what follows from them.
+/// The objects of one Service name, and their ServicePorts.
 #[derive(Debug, Default)]
 struct Entry {
     /// The object; slices may arrive before it and stay after it.

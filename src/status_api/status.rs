@@ -183,7 +183,7 @@ pub struct LastSync {
     pub ended: String,
     /// Duration of the sync, in seconds.
     pub seconds: f64,
-    /// Whether the sync compared everything with the kernel, not only what had changed.
+    /// Whether the sync compared everything with the kernel, not only the changes.
     pub full: bool,
 }
 

@@ -24,7 +24,7 @@ pub struct PastSync {
     pub ended: String,
     /// Duration of the sync, in seconds.
     pub seconds: f64,
-    /// Whether the sync compared everything with the kernel, not only what had changed.
+    /// Whether the sync compared everything with the kernel, not only the changes.
     pub full: bool,
     /// Number of ServicePorts that the sync processed; `None` if it had no effect.
     pub service_ports: Option<usize>,

@@ -182,7 +182,7 @@ fn to_line(seen: &Seen) -> String {
     }
 }
 
-/// Reads what [`to_line`] wrote.
+/// Parses a line of [`to_line`].
 fn parse(line: &str) -> Option<Seen> {
     let (kind, rest) = line.split_once(' ').unwrap_or((line, ""));
     Some(match kind {

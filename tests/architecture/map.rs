@@ -1,4 +1,4 @@
-//! The map of folders in ARCHITECTURE.md names what exists.
+//! The map of folders in ARCHITECTURE.md names only what exists.
 
 use std::{collections::BTreeSet, fs, path::Path};
 

@@ -39,8 +39,8 @@ const FAR: u32 = 1 << 30;
 const ACK_AND_PSH: u8 = 0x18;
 const HEADER: usize = 20;
 
-/// The two numbers of the packet: its own position, and its acknowledgement of all that the client
-/// sent.
+/// The two numbers of the packet: its own position, and its acknowledgement of everything that the
+/// client sent.
 pub fn numbers(client: &TcpStream) -> io::Result<(u32, u32)> {
     setsockopt(client, Repair, &1)?;
     let place = |queue| {

@@ -20,7 +20,7 @@ pub fn binary() -> Option<PathBuf> {
     binary
 }
 
-/// Runs it with these arguments and returns what it prints; `None` if it cannot be run here.
+/// Runs it with these arguments and returns its output; `None` if it cannot be run here.
 fn emulated(arguments: &[&str]) -> Option<String> {
     let binary = binary()?;
     let done = Command::new(EMULATOR).arg(&binary).args(arguments).output();

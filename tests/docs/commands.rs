@@ -48,7 +48,7 @@ const UNCHECKED: [(&str, &str); 11] = [
 /// Checks a command, by its words.
 ///
 /// # Errors
-/// Says what does not exist, or that there is no check for the command.
+/// Names the thing that does not exist, or says that there is no check for the command.
 fn check(words: &[String], cluster: &mut Cluster) -> Result<(), String> {
     let line = words.join(" ");
     let unchecked = |(begin, _): &(&str, &str)| line.starts_with(begin);

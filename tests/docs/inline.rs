@@ -114,7 +114,7 @@ pub fn all_documents() -> BTreeMap<PathBuf, String> {
 /// Checks a command, by its words.
 ///
 /// # Errors
-/// Says what does not exist, or that there is no check for the command.
+/// Names the thing that does not exist, or says that there is no check for the command.
 fn check(words: &[String]) -> Result<(), String> {
     let all: Vec<&str> = words.iter().map(String::as_str).collect();
     let line = all.join(" ");

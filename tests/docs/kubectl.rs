@@ -95,7 +95,7 @@ impl Cluster {
     /// Checks a call, by the words after the program's name.
     ///
     /// # Errors
-    /// Says what does not exist, or that there is no check for the call.
+    /// Names the thing that does not exist, or says that there is no check for the call.
     pub fn check(&mut self, words: &[&str]) -> Result<(), String> {
         if words.first() == Some(&"tripod") {
             let read = plugin::command().try_get_matches_from(words);

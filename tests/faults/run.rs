@@ -56,8 +56,8 @@ impl Seen {
     }
 }
 
-/// Tries all faults of a mode, one after the other: those of the kernel in one process,
-/// those of the API server in another one.
+/// Tests all faults of a mode, one after the other: those of the kernel in one process, those of
+/// the API server in another one.
 pub fn all(mode: Mode) -> Vec<Seen> {
     let (of_api, of_kernel): (Vec<_>, Vec<_>) = Fault::of(mode).partition(|f| f.is_of_api());
     let mut lab = Lab::new(match mode {

@@ -130,7 +130,7 @@ fn a_mode_reaches_the_files_of_its_settings_and_no_others() {
             tripod.kill();
 
             let mut tripod = start(&lab, mode, &["--confine=files"]);
-            // Logged after what this kernel refuses.
+            // Logged after the refusals of this kernel.
             tripod.logs(&["INFO serving"]);
             if tripod.logged(&["files: ", "no Landlock"]) > 0 {
                 return skip("this kernel has no Landlock");

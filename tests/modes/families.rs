@@ -1,4 +1,4 @@
-//! What fails for IPv6 does not affect IPv4, and is repaired when the failure ends.
+//! Failures of IPv6 do not affect IPv4, and are repaired when their cause ends.
 
 use std::{
     fs, io,

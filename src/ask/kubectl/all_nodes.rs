@@ -94,7 +94,7 @@ impl OfNode {
     }
 }
 
-/// Asks every node, and prints what they answer. Returns 0 if all are healthy, otherwise 1.
+/// Asks every node, and prints the answers. Returns 0 if all are healthy, otherwise 1.
 ///
 /// # Errors
 /// When the pods cannot be listed, or the answer cannot be written.

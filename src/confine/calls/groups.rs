@@ -3,7 +3,7 @@
 
 use nix::libc;
 
-/// Memory, clocks, signals, and what a process asks about itself.
+/// Memory, clocks, signals, and questions of a process about itself.
 pub(super) const ITSELF: &[libc::c_long] = &[
     libc::SYS_brk,
     libc::SYS_capget,

@@ -379,7 +379,7 @@ mod tests {
             opcode::Nop::new().build(),
             opcode::OpenAt::new(Fd(nix::libc::AT_FDCWD), c"/".as_ptr()).build(),
         ] {
-            // SAFETY: what it names is static.
+            // SAFETY: everything it names is static.
             unsafe { ring.push(&entry) }.unwrap();
             assert_eq!(wait(&mut ring).result, Err(Errno::EACCES));
         }

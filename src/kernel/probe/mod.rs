@@ -70,7 +70,7 @@ pub struct Examination<'a> {
 /// An attempt to find out what a kernel can do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Attempt {
-    /// Another attempt may follow, which asks again what was not answered.
+    /// Another attempt may follow, which repeats unanswered questions.
     #[default]
     Earlier,
     /// The last one: of two iptables programs the one that works is taken, even if the other one

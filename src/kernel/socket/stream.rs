@@ -160,8 +160,7 @@ impl Stream {
     /// Urgent data is a barrier: a recv(2) ends before it, so a short one has not emptied the
     /// socket; a splice(2) does not get past it at all, but reports that there is nothing, or that
     /// the stream has ended (`__tcp_read_sock` in net/ipv4/tcp.c). Then only recv(2) can tell.
-    /// Otherwise, a short read has taken all that there was, and epoll(7) reports when there is
-    /// more.
+    /// Otherwise, a short read has taken everything, and epoll(7) reports when there is more.
     ///
     /// # Errors
     /// Those of splice(2) and recv(2).

@@ -1,4 +1,4 @@
-//! Addresses of the test network, different from all that the folder names.
+//! Addresses of the test network, different from all in the folder.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

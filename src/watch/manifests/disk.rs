@@ -53,7 +53,7 @@ pub(super) struct Selection {
     pub(super) being_written: BTreeSet<OsString>,
 }
 
-/// Lists the folder and reads what may have changed.
+/// Lists the folder and reads files that may have changed.
 ///
 /// # Errors
 /// When the folder cannot be listed, or lacks the only relevant file; nothing is then known about

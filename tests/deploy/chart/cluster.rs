@@ -1,5 +1,5 @@
-//! An API server that stores what Helm sends to it, as far as Helm needs one to install, upgrade and
-//! uninstall a release.
+//! An API server that stores the objects that Helm sends, as far as Helm needs one to install,
+//! upgrade and uninstall a release.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -210,7 +210,7 @@ const DOCKER: [&str; 10] = [
     "-P FORWARD DROP",
 ];
 
-/// Writes tables that contain only what a firewall has in its file.
+/// Writes tables with only the content of a firewall's file.
 fn restore(node: &Host, program: &str) {
     let text = "*filter\n:INPUT ACCEPT [0:0]\n:FORWARD ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n\
                 :MINE - [0:0]\n-A INPUT -j MINE\nCOMMIT\n\

@@ -352,7 +352,7 @@ fn flood(of: &Overloaded) -> loads::Clients {
 fn floods_of_several_services_that_descriptors_end(of: &Overloaded) -> impl Sized + use<> {
     let floods = of.several.iter();
     let mut floods: Vec<_> = floods.map(|to| connect(of.lab, *to, EACH)).collect();
-    // Each port may have three times what stays free.
+    // Each port may have three times as many as stay free.
     let parts = 1 + 3 * of.several.len();
     let expected = DESCRIPTORS - DESCRIPTORS / parts - DESCRIPTORS / 50;
     eventually(
