@@ -44,7 +44,7 @@ impl Csv {
         }
     }
 
-    /// Adds a row, or replaces that with the same keys, and writes the file.
+    /// Adds a row, or replaces the row with the same keys, and writes the file.
     pub fn put(&mut self, row: Vec<String>) {
         assert_eq!(row.len(), self.columns.len(), "{row:?}");
         let about = |row: &Vec<String>| row[..self.keys].to_vec();

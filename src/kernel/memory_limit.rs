@@ -116,7 +116,7 @@ impl Usage {
     }
 }
 
-/// Reads the present text of a file; the first page has all that is needed.
+/// Reads the present text of a file; the first page is enough.
 fn text(file: &File) -> io::Result<String> {
     let mut buffer = [0; 4096];
     let length = file.read_at(&mut buffer, 0)?;

@@ -132,8 +132,8 @@ impl EndpointSlice {
         EndpointSlice::reduced(slice, Loopback::Refused, names)
     }
 
-    /// Reduces an EndpointSlice from a file on this node. Whoever may write such files may also
-    /// have processes of the node itself as endpoints.
+    /// Reduces an EndpointSlice from a file on this node. Users who may write such files may also
+    /// name processes of the node itself as endpoints.
     ///
     /// # Errors
     /// Names the first field without which the slice cannot be used.

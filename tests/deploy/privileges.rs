@@ -144,7 +144,7 @@ impl Monitor {
     }
 }
 
-/// Among the node's own rules nothing is tried that the init container has already found out.
+/// Findings of the init container are not tried again among the node's own rules.
 #[test]
 fn nftables_mode_does_not_try_again_what_the_init_container_found() {
     is_not_tried_again("nftables", "table ip tripod", "table ip tripod-probe");

@@ -107,7 +107,7 @@ impl Attempts {
         done.into_iter().flat_map(|(_, checks)| checks).collect()
     }
 
-    /// Tests ServicePort `port`, one check after the other, because with session affinity earlier
+    /// Tests ServicePort `port`, one check after another, because with session affinity earlier
     /// calls matter.
     async fn port(&self, port: &Declared) -> Vec<Check> {
         let mut checks = Vec::new();
