@@ -67,8 +67,8 @@ pub fn is_special(ip: &IpAddr) -> bool {
         }
 }
 
-/// Returns the identity of a client: its IPv4 address, or the IPv6 network of
-/// which any host has as many addresses as it likes (RFC 4291 section 2.5.1).
+/// Identity of a client: its IPv4 address, or the /64 network of its IPv6 address, in which any
+/// host can use as many addresses as it likes (RFC 4291 section 2.5.1).
 pub fn client(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX)).into(),

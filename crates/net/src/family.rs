@@ -35,7 +35,7 @@ impl Family {
         }
     }
 
-    /// Returns the length of an address in bits.
+    /// The length of an address in bits: 32 or 128.
     pub fn bits(self) -> u8 {
         match self {
             Family::V4 => 32,
@@ -114,7 +114,7 @@ impl<T> PerFamily<T> {
         }
     }
 
-    /// Returns the value of `family`.
+    /// The value for `family`.
     pub fn get(&self, family: Family) -> &T {
         match family {
             Family::V4 => &self.v4,
@@ -122,7 +122,7 @@ impl<T> PerFamily<T> {
         }
     }
 
-    /// Returns the value of `family`, to be changed.
+    /// Mutable access to the value for `family`.
     pub fn get_mut(&mut self, family: Family) -> &mut T {
         match family {
             Family::V4 => &mut self.v4,

@@ -13,7 +13,7 @@ pub use self::{
     protocol::Protocol,
 };
 
-/// Returns the octets of an address in network byte order.
+/// The 4 or 16 octets of an address in network byte order.
 pub fn octets(ip: &IpAddr) -> Vec<u8> {
     match ip {
         IpAddr::V4(ip) => ip.octets().to_vec(),

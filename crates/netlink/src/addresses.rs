@@ -443,7 +443,7 @@ impl AddressChanges {
                             || address.is_of_link()
                             || Some(address.index) == ignored => {}
                     Ok(Some(_)) if message.kind == libc::RTM_DELADDR => removed = true,
-                    // What cannot be read may have been a change.
+                    // A message that cannot be read may have been a change.
                     Ok(Some(_)) | Err(_) => other = true,
                 })?;
             guard.clear_ready();

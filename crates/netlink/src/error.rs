@@ -17,7 +17,7 @@ pub enum Error {
     /// The kernel refused.
     #[error("cannot {operation} {object}: {}", reason(*.errno, .hint.as_deref()))]
     Refused {
-        /// What was asked, a verb.
+        /// The operation, a verb.
         operation: &'static str,
         /// The object that it was asked for.
         object: String,
@@ -29,7 +29,7 @@ pub enum Error {
     /// The socket failed.
     #[error("cannot {operation} {object}: netlink socket: {source}")]
     Socket {
-        /// What was asked, a verb.
+        /// The operation, a verb.
         operation: &'static str,
         /// The object that it was asked for.
         object: String,
@@ -39,17 +39,17 @@ pub enum Error {
     /// The kernel's answer could not be read.
     #[error("cannot {operation} {object}: the kernel's answer is malformed: {what}")]
     Answer {
-        /// What was asked, a verb.
+        /// The operation, a verb.
         operation: &'static str,
         /// The object that it was asked for.
         object: String,
-        /// What is wrong with the answer.
+        /// The defect of the answer.
         what: Malformed,
     },
-    /// What was listed kept changing while it was listed.
+    /// The listed objects changed during each attempt to list them.
     #[error("cannot {operation} {object}: it changed during each of {attempts} attempts")]
     Unstable {
-        /// What was asked, a verb.
+        /// The operation, a verb.
         operation: &'static str,
         /// The object that it was asked for.
         object: String,

@@ -17,7 +17,7 @@ pub fn header(command: u8, version: u8) -> [u8; HEADER] {
     [command, version, 0, 0]
 }
 
-/// Returns the id of the family that a message describes; `None`: it does not say.
+/// Reads the id of the family from a message; `None`: the message has none.
 pub fn family_id(message: Message<'_>) -> Result<Option<u16>, Malformed> {
     for attribute in message.attributes(HEADER) {
         let attribute = attribute?;
@@ -29,9 +29,9 @@ pub fn family_id(message: Message<'_>) -> Result<Option<u16>, Malformed> {
 }
 
 impl Socket {
-    /// Returns the id of the generic netlink family `name` on a socket of
-    /// [`Protocol::Generic`](super::Protocol::Generic). The kernel tries to
-    /// load a module for a name that it does not know.
+    /// Finds the id of the generic netlink family `name` on a socket of
+    /// [`Protocol::Generic`](super::Protocol::Generic). The kernel tries to load a module for a
+    /// name that it does not know.
     ///
     /// # Errors
     /// When there is no such family (`ENOENT`), or its number cannot be read.

@@ -4,8 +4,8 @@ use nix::libc::c_int;
 
 use super::Request;
 
-/// Returns the type of a netfilter message: the number of its `subsystem`
-/// (`NFNL_SUBSYS_*`) is in the upper byte.
+/// The type of a netfilter message: the number of its `subsystem` (`NFNL_SUBSYS_*`) in the upper
+/// byte, that of the `message` in the lower one.
 pub const fn netfilter_kind(subsystem: c_int, message: c_int) -> u16 {
     (subsystem << 8 | message) as u16
 }

@@ -44,8 +44,8 @@ fn errno(errno: Errno) -> io::Error {
     errno.into()
 }
 
-/// Returns the number of the network namespace of the calling thread, which no other one has at the
-/// same time (`namespaces(7)`).
+/// Number of the network namespace of the calling thread. No two namespaces have the same number at
+/// the same time (`namespaces(7)`).
 ///
 /// # Errors
 /// Those of reading `/proc`.
@@ -80,7 +80,7 @@ pub fn enter() -> Result<(), Error> {
         }
         made => made.map_err(errno).map_err(failed("make namespaces"))?,
     }
-    // What is mounted from here on is mounted for this process alone.
+    // Later mounts are visible to this process alone.
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
     mount(None::<&str>, "/", None::<&str>, private, None::<&str>)
         .map_err(errno)
@@ -102,7 +102,7 @@ fn loopback_up() -> Result<(), Error> {
 /// When `path` does not exist, or something cannot be mounted.
 pub fn empty_run(path: &Path) -> Result<PathBuf, Error> {
     let whole = fs::canonicalize(path).map_err(failed(format!("find {}", path.display())))?;
-    // What was opened before is found afterwards, too.
+    // A file opened before the mount stays reachable after it.
     let opened = File::open(&whole).map_err(failed(format!("open {}", path.display())))?;
     let is_folder = whole.is_dir();
     mount(

@@ -4,7 +4,7 @@ use nix::{errno::Errno, libc, net::if_::if_nametoindex};
 
 use crate::{Error, Malformed, Message, Request, Socket};
 
-/// Returns the index of the interface `name`.
+/// Finds the index of the interface `name`.
 ///
 /// # Errors
 /// When this network namespace has no such interface.
@@ -17,10 +17,10 @@ pub fn index(name: &str) -> Result<u32, Error> {
     })
 }
 
-/// Returns the index of the interface `name`; `None`: this network namespace has none.
+/// Finds the index of the interface `name`; `None`: this network namespace has none.
 ///
 /// # Errors
-/// When that cannot be found out, as without a descriptor to spare.
+/// When the lookup fails, as without a descriptor to spare.
 pub fn index_if_there(name: &str) -> Result<Option<u32>, Error> {
     match index(name) {
         Err(error) if error.errno() == Some(Errno::ENODEV) => Ok(None),
@@ -28,7 +28,7 @@ pub fn index_if_there(name: &str) -> Result<Option<u32>, Error> {
     }
 }
 
-/// Returns the index of the interface `name`, in the network namespace of `socket`.
+/// Finds the index of the interface `name` in the network namespace of `socket`.
 ///
 /// # Errors
 /// When it has no such interface (`ENODEV`), or its answer cannot be read.
@@ -45,7 +45,7 @@ pub fn find(socket: &mut Socket, name: &str) -> Result<u32, Error> {
     })
 }
 
-/// Returns the index of the link that a message describes.
+/// Reads the index of the link from a message.
 pub fn index_of(message: Message<'_>) -> Result<Option<u32>, Malformed> {
     // struct ifinfomsg: family, padding, type, index.
     let [_, _, _, _, a, b, c, d, ..] = message.header::<16>()?;
@@ -91,7 +91,7 @@ pub fn kind(socket: &mut Socket, index: u32) -> Result<Option<String>, Error> {
     }
 }
 
-/// Returns the kind of virtual link that a message describes; `None`: it is none.
+/// Reads the kind of a virtual link from a message; `None`: the link is not virtual.
 pub fn kind_of(message: Message<'_>) -> Result<Option<String>, Malformed> {
     for attribute in message.attributes(16) {
         let attribute = attribute?;

@@ -25,8 +25,7 @@ pub enum NextHop {
 }
 
 impl NextHop {
-    /// Returns the index of the link that packets leave through; `None` for
-    /// this node itself.
+    /// Index of the link that packets leave through; `None` for this node itself.
     pub fn link(self) -> Option<u32> {
         match self {
             NextHop::Here => None,
@@ -84,7 +83,7 @@ pub fn of_route(message: Message<'_>) -> Result<Option<NextHop>, Malformed> {
     }))
 }
 
-/// What the attributes of a route say of its next hops.
+/// Attributes of a route that tell its next hops.
 #[derive(Default)]
 struct RouteAttributes {
     /// Index of its link.
@@ -132,8 +131,7 @@ pub fn with_gateways(socket: &mut Socket, family: Family) -> Result<HashSet<u32>
     Ok(links)
 }
 
-/// Returns the indexes of the links on which a route of the message has a
-/// gateway.
+/// Indexes of the links on which the route of the message has a gateway.
 pub fn gateways(message: Message<'_>) -> Result<Vec<u32>, Malformed> {
     let route = RouteAttributes::of(&message)?;
     let link = route.link.filter(|_| route.gateway);

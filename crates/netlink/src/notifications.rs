@@ -30,8 +30,8 @@ impl Notifications {
         Notifications::of(socket, object)
     }
 
-    /// Waits for what comes to `socket`, which has asked for it by itself; `object` is what
-    /// it is about, for errors. Must be called within a tokio runtime.
+    /// Waits for notifications on `socket`, which is already subscribed to them; `object` names
+    /// what they are about, for errors. Must be called within a tokio runtime.
     ///
     /// # Errors
     /// When the runtime cannot wait for it.
@@ -62,7 +62,7 @@ impl Notifications {
             tokio::task::yield_now().await;
             return Ok(());
         }
-        // What arrives from here on wakes it again: all that is there is read afterwards.
+        // Notifications from here on wake the reader again: it reads all that are there afterwards.
         self.socket.readable().await?.clear_ready();
         Ok(())
     }

@@ -4,9 +4,9 @@ use std::io;
 
 use nix::errno::Errno;
 
-/// Returns whether `errno` means a shortage or that another program is at work:
-/// memory, processes, descriptors, buffers, a signal, a lock, a time-out. What
-/// was asked may work the next time.
+/// Returns whether `errno` means a shortage (memory, processes, descriptors, buffers) or that
+/// another program got in the way (a signal, a lock, a time-out). The same request may succeed the
+/// next time.
 pub fn is_passing(errno: Errno) -> bool {
     matches!(
         errno,

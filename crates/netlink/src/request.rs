@@ -98,7 +98,7 @@ impl Request {
         filled
     }
 
-    /// Returns the length of the message in bytes, with its header.
+    /// Length of the message in bytes, with its header.
     pub(super) fn len(&self) -> usize {
         HEADER + self.body.len()
     }

@@ -38,7 +38,7 @@ impl RouteDeletions {
     pub fn happened(&mut self) -> io::Result<bool> {
         let mut happened = false;
         let lost = self.socket.drain(|message| {
-            // What cannot be read may have been one.
+            // A message that cannot be read may have been a deletion.
             happened |= is_of_ours(message).unwrap_or(true);
         })?;
         Ok(happened || lost)

@@ -13,7 +13,7 @@ use crate::{Error, Malformed, Message, Request, RtMsg, Socket};
 /// node's addresses and is searched before every rule of Tripod.
 pub const TABLE_LOCAL: u32 = libc::RT_TABLE_LOCAL as u32;
 
-/// What the kernel does with a packet that takes a route.
+/// The kernel's treatment of a packet that takes a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
     /// The packet is delivered to a socket here, through the interface of that
@@ -31,7 +31,7 @@ pub struct Route {
     pub table: u32,
     /// Destination of the packets that take it.
     pub destination: IpNet,
-    /// What the kernel does with them.
+    /// The kernel's treatment of these packets.
     pub kind: Kind,
     /// Source address of packets that programs of this node send by this route without having
     /// chosen one; `None`: the kernel chooses.
@@ -128,9 +128,9 @@ pub fn add_over_gateway(
     socket.batch_all(&requests, &[Errno::EEXIST])
 }
 
-/// What the kernel answers to the deletion of what is not there. ESRCH: no such route.
-/// ENOENT: no such rule or table, or no such route (IPv6). EAFNOSUPPORT, EOPNOTSUPP: no
-/// such family, so none of its routes and rules either.
+/// Errors of the kernel for deleting an object that does not exist. ESRCH: no such route. ENOENT:
+/// no such rule or table, or no such route (IPv6). EAFNOSUPPORT, EOPNOTSUPP: no such family, so
+/// none of its routes and rules either.
 pub(super) const GONE: [Errno; 4] = [
     Errno::ESRCH,
     Errno::ENOENT,

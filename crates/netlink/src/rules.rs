@@ -21,7 +21,7 @@ pub const HIGHEST_PORT: u16 = u16::MAX - 1;
 /// (`flowi_iif` of `ip_route_output_key`).
 const LOOPBACK: &str = "lo";
 
-/// What a rule does with the packets that it matches.
+/// The action of a rule on the packets that it matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Action {
     /// Searches a table for the destination; without a match the next rule is

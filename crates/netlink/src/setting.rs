@@ -1,21 +1,21 @@
-//! Settings of the kernel with the values that they are to have.
+//! Settings of the kernel with their desired values.
 
 use std::{fmt, fs, io};
 
 use super::sysctl;
 
-/// A setting of the kernel as it is to be.
+/// A setting of the kernel with its desired value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setting {
     /// Its name, or the path of its file.
     pub name: &'static str,
-    /// The value that it is to have.
+    /// The desired value.
     pub value: u64,
     /// Whether a larger value is as good.
     pub at_least: bool,
 }
 
-/// The value that a setting has, where it is to have another.
+/// A setting whose present value differs from the desired one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Differs {
     setting: Setting,
@@ -23,7 +23,7 @@ pub struct Differs {
 }
 
 impl Setting {
-    /// Returns a setting that is to have exactly this value.
+    /// A setting that must have exactly this value.
     pub const fn exactly(name: &'static str, value: u64) -> Setting {
         Setting {
             name,
@@ -32,7 +32,7 @@ impl Setting {
         }
     }
 
-    /// Returns a setting that is to have this value, or a larger one.
+    /// A setting that must have at least this value.
     pub const fn minimum(name: &'static str, value: u64) -> Setting {
         Setting {
             name,
@@ -41,7 +41,7 @@ impl Setting {
         }
     }
 
-    /// Returns whether `present` is as good as the value that it is to have.
+    /// Returns whether `present` satisfies the desired value.
     pub fn is_met_by(&self, present: u64) -> bool {
         present == self.value || self.at_least && present > self.value
     }

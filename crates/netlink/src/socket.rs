@@ -23,10 +23,10 @@ const DATAGRAM: usize = 16 * 1024;
 /// accounted there with about 1 KiB: 64 are far from the usual 208 KiB, beyond
 /// which the kernel drops answers.
 const BATCH: usize = 64;
-/// How often a dump is begun anew when what it lists changed meanwhile.
+/// Number of times that a dump is started when the listed objects change meanwhile.
 const ATTEMPTS: u32 = 10;
 
-/// What reading notifications came to.
+/// Result of reading notifications.
 #[derive(Clone, Copy, Debug)]
 pub struct Drained {
     /// Whether some were lost because they came faster than they were read.
@@ -49,8 +49,7 @@ impl fmt::Debug for Socket {
     }
 }
 
-/// Returns the meaning of an error number that is not the system's; `None`:
-/// unknown.
+/// Meaning of an error number that is not the system's; `None`: unknown.
 pub type PrivateErrors = fn(i32) -> Option<&'static str>;
 
 impl Socket {
@@ -163,15 +162,14 @@ impl Socket {
         })
     }
 
-    /// Sends all `requests`, many to a datagram, and returns the outcome of
-    /// each, in order. The kernel carries them out in order and does not stop
-    /// at one that it refuses; `tolerated` are errnos that count as success
-    /// ("exists" of what is to be added, "no such" of what is to be removed).
+    /// Sends all `requests`, many to a datagram, and returns the outcome of each, in order. The
+    /// kernel carries them out in order and does not stop at a refused one; `tolerated` are errnos
+    /// that count as success ("exists" for an addition, "no such" for a removal).
     ///
-    /// Only the last request of a datagram asks for an acknowledgement. The
-    /// kernel answers a refusal without being asked, and before it handles the
-    /// next request: what was not refused when the last is answered has been
-    /// carried out. That is one answer to read from the socket instead of 64.
+    /// Only the last request of a datagram asks for an acknowledgement. The kernel answers a
+    /// refusal without being asked, and before it handles the next request: every request that was
+    /// not refused by the time the last one is answered has been carried out. That is one answer to
+    /// read from the socket instead of 64.
     ///
     /// # Errors
     /// When the socket fails; what the kernel refuses is in the outcomes.

@@ -70,8 +70,8 @@ fn path(name: &str) -> Result<PathBuf, io::Error> {
     Ok(PathBuf::from("/proc/sys").join(relative))
 }
 
-/// Returns the value of `name`, as in `net.ipv4.ip_forward` or, where an
-/// interface's name contains a dot, `net/ipv4/conf/eth0.100/rp_filter`.
+/// Reads the value of `name`, as in `net.ipv4.ip_forward` or, where an interface's name contains a
+/// dot, `net/ipv4/conf/eth0.100/rp_filter`.
 ///
 /// # Errors
 /// When there is no such setting or it cannot be read.

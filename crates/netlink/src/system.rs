@@ -101,7 +101,7 @@ pub trait Peer: AsRawFd + Send + Sync {
     /// When the system refuses.
     fn set_nonblocking(&self) -> io::Result<()>;
 
-    /// Returns the number of the socket (`nl_pid`).
+    /// The port id of the socket (`nl_pid`).
     ///
     /// # Errors
     /// When the system refuses.
@@ -117,7 +117,7 @@ pub enum Waits {
     Never,
 }
 
-/// What a file is opened for.
+/// The access that a file is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Reading.
@@ -145,7 +145,7 @@ pub struct Running<'a> {
 pub struct Ended {
     /// Its exit status.
     pub status: ExitStatus,
-    /// What it wrote to standard error.
+    /// The bytes that it wrote to standard error.
     pub stderr: Vec<u8>,
 }
 
@@ -274,7 +274,7 @@ thread_local! {
     static CURRENT: RefCell<Rc<dyn System>> = RefCell::new(Rc::new(Machine));
 }
 
-/// Returns the system of this thread.
+/// The system that this thread uses.
 pub fn current() -> Rc<dyn System> {
     CURRENT.with_borrow(Rc::clone)
 }

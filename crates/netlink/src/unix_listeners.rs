@@ -25,8 +25,8 @@ const ANSWERED: usize = 16;
 /// `TCP_LISTEN` of `net/tcp_states.h`, as a bit of its number.
 const LISTENING: u32 = 1 << 10;
 
-/// What is asked for of a socket: `UDIAG_SHOW_NAME`, `UDIAG_SHOW_VFS` and `UDIAG_SHOW_UID` (Linux
-/// 5.3).
+/// Requested properties of a socket: `UDIAG_SHOW_NAME`, `UDIAG_SHOW_VFS` and `UDIAG_SHOW_UID`
+/// (Linux 5.3).
 const SHOW: u32 = 1 | 2 | 0x40;
 /// `UNIX_DIAG_NAME`
 const NAME: u16 = 0;
@@ -45,8 +45,8 @@ pub struct Listener {
     inode: Option<u32>,
 }
 
-/// Returns the paths of the sockets on which processes of this user in this network namespace
-/// listen, as they were bound, also of those in another mount namespace, as of a container.
+/// Lists the paths of the sockets on which processes of this user in this network namespace listen,
+/// as they were bound, including those in another mount namespace, such as a container's.
 ///
 /// # Errors
 /// When the kernel cannot list them, as without `unix_diag`, or its answer cannot be read.

@@ -16,8 +16,8 @@ pub use self::{
     skip::{print_uncaptured, skip, test_name},
 };
 
-/// Returns whether the user is root. If not, the test is to be skipped, which
-/// is printed with `what` needs root.
+/// Returns whether the user is root. If not, prints that `what` needs root; the caller must skip
+/// the test.
 pub fn is_root(what: &str) -> bool {
     let root = nix::unistd::geteuid().is_root();
     if !root {
@@ -54,8 +54,7 @@ pub fn block_on<T>(test: impl Future<Output = T>) -> T {
         .block_on(test)
 }
 
-/// Runs `script` in the thread's namespace; it ends with what first fails. Returns what
-/// it prints.
+/// Runs `script` in the thread's namespace, up to the first command that fails. Returns its output.
 pub fn sh(script: &str) -> String {
     let mut shell = std::process::Command::new("sh");
     let output = shell.args(["-ec", script]).output().expect("a shell");

@@ -5,7 +5,7 @@
 pub struct Random(u64);
 
 impl Random {
-    /// Returns the sequence of numbers that follows from `seed`.
+    /// Starts the sequence of numbers that follows from `seed`.
     pub fn new(seed: u64) -> Random {
         Random(seed)
     }

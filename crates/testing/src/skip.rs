@@ -18,8 +18,8 @@ pub fn skip(reason: impl Display) {
     }
 }
 
-/// Returns the test of this thread as libtest knows it, without the name of the
-/// crate: libtest names the thread of each test after it.
+/// Name of this thread's test, without the name of the crate: libtest names the thread of each test
+/// after it.
 pub fn test_name() -> String {
     let thread = std::thread::current();
     let name = thread.name().expect("the thread of a test has its name");

@@ -13,7 +13,7 @@ const UPDATE: u32 = 2;
 const DESTROY: u32 = 3;
 const ALL: [u32; 3] = [NEW, UPDATE, DESTROY];
 
-/// What became of an entry.
+/// Change of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Its first packet has left, or reached a socket of this node.

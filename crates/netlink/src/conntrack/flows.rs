@@ -98,7 +98,7 @@ pub struct Match {
 }
 
 impl Match {
-    /// Returns the pattern of all flows of `protocol`.
+    /// Matches all flows of `protocol`.
     pub fn all(protocol: u8) -> Match {
         Match {
             protocol,
@@ -317,7 +317,7 @@ pub(super) fn delete_all(
     Ok(deleted)
 }
 
-/// Returns the number of flows of `family` of which nat changes an address or port.
+/// Counts the flows of `family` whose address or port is changed by NAT.
 ///
 /// # Errors
 /// The same as for [`list`].

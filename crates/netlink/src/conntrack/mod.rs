@@ -1,6 +1,6 @@
-//! Connection tracking: its limits and timeouts (`settings`), its entries ([`flows`]), what
-//! becomes of them ([`events`]), entries that Tripod adds ([`entries`]) and those of connections
-//! that were not answered ([`unanswered`]).
+//! Connection tracking: its limits and timeouts (`settings`), its entries ([`flows`]), changes of
+//! them ([`events`]), entries that Tripod adds ([`entries`]) and those of connections that were not
+//! answered ([`unanswered`]).
 
 pub mod entries;
 pub mod events;

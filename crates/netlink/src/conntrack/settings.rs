@@ -27,8 +27,7 @@ const TCP_BE_LIBERAL: &str = "net.netfilter.nf_conntrack_tcp_be_liberal";
 /// Connections per bucket.
 const PER_BUCKET: u64 = 4;
 
-/// What users configure: `conntrack` of KubeProxyConfiguration. Zero means for
-/// each: leave it as it is.
+/// The section `conntrack` of KubeProxyConfiguration. Zero leaves a setting of the kernel as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// Connections that may be tracked, for each CPU; 0: `min` is ignored too.
@@ -202,8 +201,8 @@ pub fn is_tcp_liberal() -> Option<bool> {
     }
 }
 
-/// Returns the number of CPUs of the node that are online; of those that this
-/// process may use, if the kernel does not list them.
+/// Number of online CPUs of the node; of the CPUs that this process may use if the kernel does not
+/// list the online ones.
 pub fn cpus() -> u32 {
     let online = fs::read_to_string(ONLINE_CPUS).ok();
     online.and_then(|list| count(&list)).unwrap_or_else(|| {
@@ -212,8 +211,7 @@ pub fn cpus() -> u32 {
     })
 }
 
-/// Returns the number of members of a list such as `0-3,8`
-/// (Documentation/admin-guide/cputopology.rst).
+/// Counts the members of a list such as `0-3,8` (Documentation/admin-guide/cputopology.rst).
 fn count(list: &str) -> Option<u32> {
     let mut count = 0u32;
     for range in list.trim().split(',') {

@@ -48,8 +48,8 @@ pub struct State {
 }
 
 impl State {
-    /// Returns the name of the protocol's state; of a protocol that has none, `UNREPLIED`,
-    /// `REPLIED` or `ASSURED`, which has been answered for longer.
+    /// The name of the protocol's state. A protocol without states has `UNREPLIED`, `REPLIED` and,
+    /// after replies for some time, `ASSURED`.
     pub fn name(self, protocol: u8) -> &'static str {
         let names: &[&str] = match i32::from(protocol) {
             libc::IPPROTO_TCP => &TCP,
@@ -65,7 +65,7 @@ impl State {
         }
     }
 
-    /// Returns the state of an entry that ended with a reset as its only answer.
+    /// State of an entry that ended with a reset as its only answer.
     pub fn refused() -> State {
         State {
             status: 0,
@@ -73,7 +73,7 @@ impl State {
         }
     }
 
-    /// Returns the state of an entry for which packets came back.
+    /// State of an entry for which packets came back.
     pub fn answered() -> State {
         State {
             status: SEEN_REPLY,
