@@ -151,8 +151,8 @@ impl Ipvs {
         })
     }
 
-    /// Returns the traffic of a virtual server; `None`: the kernel does not say (before
-    /// 4.1).
+    /// Traffic of a virtual server since it was created; `None` before Linux 4.1, which does not
+    /// report it.
     ///
     /// # Errors
     /// When there is no such virtual server, the kernel refuses or its answer
@@ -178,10 +178,9 @@ impl Ipvs {
         }
     }
 
-    /// Makes `changes`, many in one datagram, and returns what came of each. They
-    /// are made in order, and one that is refused does not keep the next from
-    /// being made. What is there already when it is to be added is refused with
-    /// `EEXIST`; what is gone already when it is to be deleted is fine.
+    /// Makes `changes`, many in one datagram, and returns the outcome of each. They are made in
+    /// order, and a refused one does not stop those after it. Adding an object that exists is
+    /// refused with `EEXIST`; deleting one that does not exist succeeds.
     ///
     /// # Errors
     /// When the socket fails.
@@ -233,8 +232,8 @@ impl Ipvs {
     }
 }
 
-/// Returns the number of IPVS's generic netlink family; loads its module where
-/// the kernel does not know the family.
+/// Finds the number of IPVS's generic netlink family; loads its module where the kernel does not
+/// know the family.
 ///
 /// # Errors
 /// When this kernel has no IPVS and cannot load it.
@@ -267,8 +266,8 @@ fn find_family(socket: &mut Socket) -> Result<u16, Error> {
     }
 }
 
-/// What the kernel says of a family number that no family has (`ENOENT`), or
-/// that another family has by now. It says the same of much else.
+/// True for the errors with which the kernel refuses a family number that no family has (`ENOENT`),
+/// or that another family has by now. It gives the same errors for many other reasons.
 fn may_be_out_of_date(error: &Error) -> bool {
     matches!(error, Error::Refused { .. })
         && matches!(

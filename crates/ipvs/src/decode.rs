@@ -83,8 +83,7 @@ fn address(attribute: &Attribute<'_>, family: Family) -> Result<IpAddr, Malforme
     }
 }
 
-/// Returns the family of an attribute with an `AF_*` constant. Whatever is not IPv4
-/// is read as IPv6.
+/// Reads an attribute with an `AF_*` constant. Everything except IPv4 is read as IPv6.
 fn family_of(attribute: &Attribute<'_>) -> Result<Family, Malformed> {
     let number = u8::try_from(attribute.u16()?).ok();
     Ok(number.and_then(Family::from_number).unwrap_or(Family::V6))
@@ -143,8 +142,7 @@ pub fn server(message: &Message<'_>) -> Result<Option<VirtualServer>, Malformed>
     }))
 }
 
-/// Returns the traffic of the virtual server in an answer; `None`: the kernel does not
-/// say.
+/// Reads the traffic of a virtual server from an answer; `None`: the kernel does not report it.
 pub(super) fn server_totals(message: &Message<'_>) -> Result<Option<Totals>, Malformed> {
     let Some(attributes) = nested(message, SERVICE)? else {
         return Err(Malformed("no service in the answer"));

@@ -22,7 +22,7 @@ pub use self::{
     table::{TableReal, is_there},
 };
 
-/// What distinguishes a virtual server from the others.
+/// The key of a virtual server: no two have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServerId {
     /// Where clients call it.
@@ -62,7 +62,7 @@ const HASHED: u32 = 0x2;
 /// A virtual server, without its real servers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct VirtualServer {
-    /// What identifies it to the kernel.
+    /// The key of the virtual server.
     pub id: ServerId,
     /// Its scheduler, at most 15 characters.
     pub scheduler: Cow<'static, str>,
@@ -124,7 +124,7 @@ impl Forwarding {
     }
 }
 
-/// What packets are wrapped in (`IP_VS_CONN_F_TUNNEL_TYPE_*`).
+/// Outer headers of tunnelled packets (`IP_VS_CONN_F_TUNNEL_TYPE_*`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Wrapping {
     /// Another IP packet (RFC 2003).
@@ -149,7 +149,7 @@ pub struct RealServer {
     pub weight: u32,
     /// How packets get there.
     pub forwarding: Forwarding,
-    /// What [`Forwarding::Tunnel`] wraps packets in.
+    /// The outer headers of packets with [`Forwarding::Tunnel`].
     pub wrapping: Wrapping,
     /// Connections above which it gets no more; 0: no limit.
     pub upper_threshold: u32,
@@ -175,7 +175,7 @@ impl RealServer {
 /// A real server as the kernel has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListedReal {
-    /// What it was set to.
+    /// Its settings.
     pub server: RealServer,
     /// Connections on which packets flow.
     pub active: u32,

@@ -74,8 +74,8 @@ impl Ipvs {
     }
 }
 
-/// What the kernel says of a scheduler that it does not have, or of a name that
-/// none can have (`ip_vs_add_service` in `net/netfilter/ipvs/ip_vs_ctl.c`, and the
+/// True for the errors with which the kernel refuses a scheduler that it does not have, or a name
+/// that no scheduler can have (`ip_vs_add_service` in `net/netfilter/ipvs/ip_vs_ctl.c`, and the
 /// checks of attributes before it).
 fn is_about_the_name(error: &Error) -> bool {
     matches!(error, Error::Refused { .. })

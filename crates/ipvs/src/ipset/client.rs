@@ -102,10 +102,10 @@ impl IpSets {
             .text(NAME, what.name)
     }
 
-    /// Returns the revision that sets of that kind are created with: the oldest that has what
-    /// is asked here, if the kernel has it. A program `ipset` older than the revision of a set
-    /// cannot list that set, nor any set when it lists all, and network plugins run such
-    /// programs from their own images.
+    /// Chooses the revision to create sets of that kind with: the oldest one that the kernel has
+    /// and that can do all that Tripod needs. A program `ipset` older than the revision of a set
+    /// cannot list that set, nor any set when it lists all, and network plugins run such programs
+    /// from their own images.
     fn revision(&mut self, set: &Set) -> Result<u8, Error> {
         let family = set.family_number();
         if let Some(known) = self.revisions.get(&(set.kind, family)) {
@@ -244,7 +244,7 @@ impl IpSets {
             .map_err(explained)
     }
 
-    /// Returns the members of the set of that name.
+    /// Lists the members of the set of that name.
     ///
     /// # Errors
     /// When there is none, or its members are of a kind unknown here.
@@ -264,7 +264,7 @@ impl IpSets {
         Ok(parts.into_iter().flatten().collect())
     }
 
-    /// Returns the members of the set of that name; none if there is no such set.
+    /// Lists the members of the set of that name; none if there is no such set.
     ///
     /// # Errors
     /// When the members are of a kind unknown here, or the kernel refuses.
@@ -276,7 +276,7 @@ impl IpSets {
     }
 }
 
-/// What was tried, in the words that an error has for it.
+/// The attempted operation, in the words of its error message.
 pub(super) struct Words<'a> {
     pub(super) operation: &'static str,
     pub(super) object: &'static str,
@@ -344,7 +344,7 @@ pub fn members(message: &Message<'_>, kind: &mut String) -> Result<Vec<Element>,
     Ok(found)
 }
 
-/// What a set says that takes no more members (`IPSET_ERR_HASH_FULL`).
+/// Message of a set that takes no more members (`IPSET_ERR_HASH_FULL`).
 const FULL: &str = "the set is full: all its members (maxelem) are there";
 
 /// Returns true if the kernel refused a member for want of room, in the set or in
@@ -358,9 +358,8 @@ pub(super) fn is_for_want_of_room(error: &Error) -> bool {
     }
 }
 
-/// What ipset's own error numbers mean (`enum ipset_errno`; from 4352 on those
-/// of the kinds: here `linux/netfilter/ipset/ip_set_hash.h`, because a bitmap
-/// of all ports refuses none).
+/// Meaning of ipset's own error numbers (`enum ipset_errno`; from 4352 on those of the set kinds:
+/// here `linux/netfilter/ipset/ip_set_hash.h`, because a bitmap of all ports refuses none).
 fn private(number: i32) -> Option<&'static str> {
     Some(match number {
         4097 => "kernel and Tripod have no version of ipset in common",

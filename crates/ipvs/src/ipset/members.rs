@@ -26,7 +26,7 @@ pub const TEMPORARY: &str = "TRIPOD-TEMPORARY";
 /// A member that the kernel refused.
 #[derive(Clone, Debug)]
 pub struct Refused {
-    /// The member, as the kernel was to take it.
+    /// The member, as it was sent to the kernel.
     pub element: Element,
     /// Why the kernel refused it. Members that were refused for want of room have the reason in
     /// common, which names one of them.

@@ -41,7 +41,7 @@ pub const LONGEST_NAME: usize = 31;
 const HASH_SIZE: u32 = 1024;
 const MAX_MEMBERS: u32 = 65_536;
 
-/// What the members of a set are made of, as ipset(8) names it.
+/// Kinds of members that a set can have, as ipset(8) names them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
     /// `hash:ip`: single addresses.
@@ -90,7 +90,7 @@ impl Kind {
         }
     }
 
-    /// Returns the kind of that name.
+    /// The kind with this name in ipset(8).
     pub fn of(name: &str) -> Option<Kind> {
         Kind::ALL.into_iter().find(|kind| kind.name() == name)
     }
@@ -116,7 +116,7 @@ impl fmt::Display for Kind {
 pub struct Set {
     /// Its name, at most [`LONGEST_NAME`] bytes.
     pub name: Cow<'static, str>,
-    /// What its members are made of.
+    /// The kind of its members.
     pub kind: Kind,
     /// Family of its addresses; [`Kind::Port`] has none.
     pub family: Family,
@@ -144,8 +144,8 @@ impl Set {
     pub fn with_room_for(self, members: u32) -> Set {
         let power = |number: u32| number.checked_next_power_of_two().unwrap_or(u32::MAX);
         Set {
-            // The kernel puts several members into a bucket before it takes more
-            // buckets, for which it hashes all members anew.
+            // The kernel puts several members into a bucket before it takes more buckets, for which
+            // it hashes all members again.
             hash_size: power(members / 4).max(HASH_SIZE),
             max_members: power(members.saturating_add(members / 4)).max(MAX_MEMBERS),
             ..self

@@ -257,7 +257,7 @@ fn a_set_is_enlarged_with_its_members_under_the_rules_that_use_it() {
         let rule = "iptables -A INPUT -p tcp -m set --match-set GROWING dst,dst -j DROP";
         let added = sh(rule);
         assert!(added.status.success(), "{added:?}");
-        // What a killed process left.
+        // A temporary set left by a process that was killed.
         sets.create(&Set::new(TEMPORARY, Kind::Ip, Family::V6))
             .unwrap();
 
