@@ -115,7 +115,7 @@ impl ChainWatcher {
     }
 }
 
-/// What the notifications said.
+/// Changes that notifications have reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Record {
     /// The last generation that is counted, unless some were missed.
@@ -148,7 +148,7 @@ impl Record {
         }
     }
 
-    /// Notes that something may have been missed: counting begins anew with the next reading.
+    /// Notes that something may have been missed: counting starts again with the next reading.
     fn miss(&mut self) {
         self.known = None;
         self.missed += 1;
@@ -160,7 +160,7 @@ impl Record {
             .is_some_and(|known| distance(known, generation) > 0)
     }
 
-    /// Returns the count, where `generation` is the one that was read.
+    /// Counts up to `generation`, the one just read from the kernel.
     fn count(&mut self, generation: u32) -> Count {
         let known = *self.known.get_or_insert(generation);
         Count {
@@ -194,7 +194,7 @@ impl Chains {
     }
 }
 
-/// Returns the size of each of `tables` of the legacy engine, where there is one.
+/// The size of each of `tables` of the legacy engine; `None` for a table that it does not have.
 pub fn sizes(family: Family, tables: &[Table]) -> Vec<Option<Size>> {
     let tables = tables.iter();
     tables

@@ -1,5 +1,5 @@
-//! What tables are to hold: chains of ours, rules in chains that many share, and
-//! jumps from the kernel's own chains.
+//! Desired contents of tables: our own chains, rules in chains that many owners share, and jumps
+//! from the kernel's own chains.
 
 use std::borrow::Cow;
 
@@ -27,7 +27,7 @@ pub struct Entry {
     pub rule: Rule,
 }
 
-/// What one owner needs, among others who share chains with it.
+/// Rules and chains of one owner, among others who share chains with it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnerRules {
     /// Chains of its own, each before the chains that jump to it.
@@ -36,14 +36,14 @@ pub struct OwnerRules {
     /// rules. Those in one chain keep their order; those of different owners
     /// never match the same packet, so that their order is free.
     pub entries: Vec<Entry>,
-    /// The way to shared chains that are there only while some owner needs them: jumps
-    /// from one shared chain to another, which stand anywhere before the closing rules.
-    /// Each is there once, with the chain that only it jumps to, while at least one
-    /// owner has it; and after the one that jumps to the chain that it is in.
+    /// The way to shared chains that exist only while some owner needs them: jumps from one shared
+    /// chain to another, anywhere before the closing rules. Each jump exists once, with the chain
+    /// that only it jumps to, while at least one owner has it. It comes after the jump to the chain
+    /// that it is in.
     pub steps: Vec<Entry>,
 }
 
-/// What does not depend on owners.
+/// Rules that do not depend on owners.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RuleSet {
     /// Each before the chains that jump to it.
@@ -59,11 +59,11 @@ pub struct FixedChain {
     pub table: Table,
     /// The chain's name, at most 28 characters.
     pub name: Cow<'static, str>,
-    /// What the chain holds.
+    /// The rules of the chain.
     pub contents: Contents,
 }
 
-/// What is to be in a chain.
+/// The desired rules of a chain.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Contents {
     /// These rules and no others.

@@ -22,14 +22,14 @@ use super::{
     words::{Digest, Words},
 };
 
-/// What is there. What was found to be right is taken out.
+/// Present chains and rules. Those that match the desired ones are taken out.
 pub trait Baseline {
     /// Takes out a chain. Returns true if it was there with these rules only.
     fn take_chain(&mut self, chain: &Chain) -> bool;
     /// Takes out a rule of a shared chain. Returns true if it was there.
     fn take_entry(&mut self, entry: &Entry) -> bool;
-    /// Takes out what is there of that rule besides the one that was taken, where the
-    /// order of an owner's rules matters. Returns how many that were.
+    /// Takes out the other copies of that rule, where the order of an owner's rules matters.
+    /// Returns the number of them.
     fn take_repeats(&mut self, _entry: &Entry) -> usize {
         0
     }
@@ -82,7 +82,7 @@ pub fn between(old: &OwnerRules, new: &OwnerRules, family: Family) -> Vec<Op> {
     ops
 }
 
-/// What an owner has, as it was applied.
+/// The rules of an owner, as they were applied.
 struct Applied<'a> {
     rules: &'a OwnerRules,
     chains: HashMap<Table, HashMap<&'a str, &'a Chain>>,
@@ -154,14 +154,14 @@ pub fn exact_difference(observed: &Observed, desired: RuleSet, family: Family) -
     Transaction { family, groups }
 }
 
-/// What was observed, to be compared with what is desired.
+/// Observed rules, in comparison with the desired ones.
 #[derive(Debug)]
 pub struct Comparison {
     observed: Observed,
     family: Family,
     /// Chains that are compared rule by rule.
     rules: HashMap<(Table, String), Multiset<Words>>,
-    /// Of those, the ones that are needed.
+    /// Those of them that are needed.
     needed: HashSet<(Table, String)>,
     /// In table nat, by the chain that they jump to: rules that were there. Made when it is first
     /// asked for.
@@ -261,8 +261,8 @@ impl Comparison {
     /// each in its place, and takes out those that are.
     fn jumps(&mut self, desired: &[Jump]) -> Vec<Op> {
         let mut ops = Vec::new();
-        // Where in its chain the jump stands that comes next; 0: one that is
-        // to be put there.
+        // Position, in its chain, of the jump that comes next; 0: a jump that has yet to be
+        // inserted.
         let mut next = HashMap::new();
         // Each is put at the top, so the last comes first.
         for jump in desired.iter().rev() {
@@ -298,8 +298,8 @@ impl Comparison {
         for jump in desired {
             let words = Words::of(&jump.rule, self.family);
             if let Some(there) = self.table(jump.table).jumps.get_mut(jump.from) {
-                // Of a jump at the end of its chain, the last one is to stay, as it
-                // does when the others are taken away.
+                // Of copies of a jump at the end of its chain, the last one stays after the others
+                // are deleted.
                 match there.iter().position(|rule| *rule == words) {
                     Some(position) if jump.place == Place::End => drop(there.remove(position)),
                     _ => there.retain(|rule| *rule != words),

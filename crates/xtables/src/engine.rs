@@ -1,10 +1,9 @@
-//! The kernel's two engines for these rules, and which of them this node uses.
+//! The kernel's two engines for these rules, and the choice of one for this node.
 //!
-//! Rules in both are in force at once, in an order that is hard to reason about; so
-//! every component of a node must use the same one. Those that run in containers cannot
-//! ask the node's own programs. What they go by instead is a convention (Kubernetes'
-//! `iptables-wrappers`): the kubelet leaves a chain whose name is a hint; without one,
-//! the engine that has more rules.
+//! The kernel applies the rules of both at once, in an order that is hard to reason about; so every
+//! component of a node must use the same engine. Components that run in containers cannot ask the
+//! node's own programs. They follow a convention instead (Kubernetes' `iptables-wrappers`): the
+//! kubelet leaves a chain whose name is a hint; without one, the engine with more rules is used.
 
 use std::{ffi::OsStr, fs, path::Path};
 
@@ -34,7 +33,7 @@ const TABLES: [&str; 4] = ["mangle", "filter", "nat", "raw"];
 /// How many chains can be read in a moment.
 const MANY: usize = 2_000;
 
-/// What speaks for an engine. A hint counts more than any number of rules.
+/// Evidence that the node uses an engine. A hint counts more than any number of rules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Signs {
     hint: bool,
@@ -48,8 +47,8 @@ impl Engine {
         let list = match (self, family) {
             (Engine::NfTables, _) => {
                 let tables = nftables::Rules::open().and_then(|mut rules| rules.tables(family));
-                // What cannot be asked for here, its program may see; if that fails,
-                // its message says best why.
+                // If the kernel cannot be asked here, the program may still see the table; if the
+                // program fails, too, its message explains best why.
                 return tables.map_or(true, |tables| {
                     tables.iter().any(|known| known.name == table)
                 });
@@ -60,10 +59,9 @@ impl Engine {
         fs::read_to_string(list).is_ok_and(|names| names.lines().any(|name| name == table))
     }
 
-    /// Returns the tables of `family` that are worth reading for chains that
-    /// `concern` the caller, by table and name. What a table of nf_tables holds is listed
-    /// for that, as its program reads all rules of all tables to print one;
-    /// of the legacy tables that are there, it is all.
+    /// Lists the tables of `family` that are worth reading for chains that `concern` the caller, by
+    /// table and name. For nf_tables the chains are listed first, because its program reads all
+    /// rules of all tables to print one; for legacy, all present tables are returned.
     pub fn tables_with(
         self,
         family: Family,
@@ -91,7 +89,7 @@ impl Engine {
     }
 }
 
-/// What is searched for, and what is known already.
+/// A search for programs, and the features known beforehand.
 #[derive(Clone, Copy)]
 pub struct Search<'a> {
     /// Programs of this family.
@@ -184,7 +182,7 @@ impl Xtables {
             reasons.push("iptables-restore is not installed (Debian package iptables)".to_owned());
         }
         let reason = reasons.join("; ");
-        // The one that did not answer may be the one that the node uses.
+        // The program that did not answer may belong to the engine that the node uses.
         if unanswered && (found.is_empty() || !search.settles) {
             return Err(Error::Unknown { family, reason });
         }
@@ -240,7 +238,7 @@ impl Xtables {
             chains += usize::from(Table::named(&chain.table).is_some());
         };
         if engine == Engine::NfTables {
-            // What cannot be asked is found out by the first sync.
+            // If the kernel cannot be asked, the first sync reports that.
             let _ = list_chains(self.family, count);
         }
         if (1..MANY).contains(&chains)
@@ -261,7 +259,7 @@ impl Xtables {
                 Some(Line::Chain(chain)) => signs.hint |= HINTS.contains(&chain),
                 None => {}
             };
-            // What can never be read shows no sign.
+            // A table that can never be read shows no sign.
             let read = self.read(Some(table), each).await;
             if let Err(error) = read
                 && error.is_unanswered()
@@ -311,12 +309,12 @@ fn listed(family: Family) -> Result<Signs, Error> {
             family,
             reason: error.to_string(),
         }),
-        // What can never be read shows no sign.
+        // Rules that can never be read show no sign.
         _ => Ok(signs),
     }
 }
 
-/// Returns the index of the engine to use, the node owner's choice first.
+/// Index of the engine to use: of equal ones the first, which is the node owner's choice.
 fn preferred(found: &[Signs]) -> usize {
     let best = found.iter().max();
     best.and_then(|best| found.iter().position(|signs| signs == best))
@@ -410,7 +408,7 @@ mod tests {
         writer.xtables.clone()
     }
 
-    /// What iptables has no words for, in the chain that iptables would use.
+    /// A rule that iptables cannot express, in the chain that iptables would use.
     const OF_NFT: &str = "nft 'add table ip nat
         add chain ip nat PREROUTING { type nat hook prerouting priority -100; }
         add rule ip nat PREROUTING tcp dport 99 dnat to 10.2.2.2:9'";

@@ -14,7 +14,7 @@ pub struct Engines {
 }
 
 impl Engines {
-    /// Returns the first of `programs` for each engine.
+    /// Keeps the first of `programs` for each engine.
     pub(super) async fn of(family: Family, programs: impl Iterator<Item = Xtables>) -> Engines {
         let mut engines = Engines {
             family,

@@ -23,7 +23,7 @@ pub enum Error {
     Failed {
         /// The program's name.
         program: String,
-        /// What it wrote to its standard error.
+        /// The program's standard error.
         message: String,
         /// The line of our batch that it complained about, if it named one.
         line: Option<String>,
@@ -75,7 +75,7 @@ pub enum Error {
     Unusable {
         /// The family of the rules.
         family: Family,
-        /// What each one wrote, or why it was not tried.
+        /// The error of each program, or why it was not tried.
         reason: String,
     },
     /// Whether any of them works is not known.
@@ -83,12 +83,12 @@ pub enum Error {
     Unknown {
         /// The family of the rules.
         family: Family,
-        /// What each one wrote, or why it was not tried.
+        /// The error of each program, or why it was not tried.
         reason: String,
     },
 }
 
-/// What the legacy programs write when they do not get the lock.
+/// Message of the legacy programs when they do not get the lock.
 const LOCKED: &str = "holding the xtables lock";
 
 impl Error {
@@ -103,10 +103,9 @@ impl Error {
         }
     }
 
-    /// Returns true for a reason that passes: another process held the lock or changed
-    /// the rules at the same time, or memory was short (EAGAIN, EINTR, ENOBUFS;
-    /// ERESTART has no words of its own in the C library). That rules still jump to a
-    /// chain that is to be deleted does not pass by itself.
+    /// Returns true for a temporary reason: another process held the lock or changed the rules at
+    /// the same time, or memory was short (EAGAIN, EINTR, ENOBUFS; the C library has no message for
+    /// ERESTART). Rules that still jump to a chain that is being deleted are no temporary reason.
     pub fn is_passing(&self) -> bool {
         const IN_USE: &str = "DEL failed (Device or resource busy): chain";
         const PASSING: [&str; 7] = [

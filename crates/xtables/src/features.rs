@@ -19,14 +19,14 @@ use super::{
 };
 use crate::extension::Extension;
 
-/// What rules may use here.
+/// Extensions that rules may use on this node.
 pub type Features = EnumSet<Extension>;
 
 /// A feature: which table it is tried in, and with what.
 type Probe = (Table, Rule, Extension);
 
-/// Returns the name of an nfacct object that exists while it is tried: one for each
-/// family, as both are tried at the same time.
+/// Name of an nfacct object that exists during the probe: one for each family, because both are
+/// probed at the same time.
 pub fn account(family: Family) -> &'static str {
     match family {
         Family::V4 => "tripod-probe",
@@ -103,7 +103,7 @@ pub struct Probed {
 }
 
 impl Probed {
-    /// Returns the outcome of a probe after which all features are known.
+    /// The outcome of a probe after which all features are known.
     pub fn known(there: Features) -> Probed {
         Probed {
             there,

@@ -22,7 +22,7 @@ const TARGET: usize = 32;
 /// The verdict of a standard target that drops: `-NF_DROP - 1`.
 const DROP: i32 = -1;
 
-/// What is used of `struct ipt_getinfo`, which IPv6 has too.
+/// The fields used of `struct ipt_getinfo`, which IPv6 has too.
 struct Info {
     underflow: [u32; HOOKS],
     entries: u32,
@@ -47,8 +47,7 @@ pub struct Size {
     pub bytes: u32,
 }
 
-/// Returns the size of a legacy table of `family`, which the kernel makes if it was not
-/// there.
+/// Reads the size of a legacy table of `family`, which the kernel creates if it was not there.
 ///
 /// # Errors
 /// When the kernel has no such table (ENOENT, ENOPROTOOPT) or refuses (EPERM).
@@ -93,7 +92,7 @@ pub fn drops(family: Family, chain: FilterChain) -> io::Result<bool> {
         .ok_or_else(|| io::Error::other("entries that do not fit the table"))
 }
 
-/// Returns the verdict of the entry at an offset, which has a standard target.
+/// Reads the verdict of the entry at an offset, which has a standard target.
 fn verdict(family: Family, entries: &[u8], at: usize) -> Option<i32> {
     // Behind `struct ipt_ip` or `struct ip6t_ip6`, and `nfcache`.
     let offset = match family {
@@ -107,7 +106,7 @@ fn verdict(family: Family, entries: &[u8], at: usize) -> Option<i32> {
     Some(i32::from_ne_bytes(verdict.try_into().ok()?))
 }
 
-/// Returns the name of a table as the kernel's structures have it, cut to fit.
+/// A table's name in the form of the kernel's structures: filled up with zeros or cut to fit.
 fn name(table: &str) -> [u8; NAME] {
     let mut name = [0; NAME];
     let length = table.len().min(NAME);

@@ -168,12 +168,12 @@ impl Xtables {
         isolated
     }
 
-    /// Returns the family of the rules that it reads and writes.
+    /// The family of the rules that it reads and writes.
     pub fn family(&self) -> Family {
         self.family
     }
 
-    /// Returns the name of the program that applies batches.
+    /// The file name of the program that applies batches.
     pub fn program(&self) -> &str {
         &self.restore.name
     }
@@ -184,7 +184,7 @@ impl Xtables {
     /// takes effect in smaller steps.
     ///
     /// # Errors
-    /// What the program wrote as its error, and the line it complained about.
+    /// With the message of the program, and the line that it complained about.
     pub async fn restore(&self, batch: &str) -> Result<(), Error> {
         let whole = self.restore_once(batch).await;
         if !whole.as_ref().is_err_and(Error::is_too_long) {
@@ -245,7 +245,7 @@ impl Xtables {
     /// line by line: a node may have a hundred thousand of them. `None`: of all tables that
     /// there are; each begins with a line of a star and its name.
     ///
-    /// # Errors
+    /// With the message of the program; lines may have been handed out before.
     /// What the program wrote as its error; lines may have been handed out before.
     pub async fn read(&self, table: Option<&str>, each: impl FnMut(&str)) -> Result<(), Error> {
         let arguments = table.map_or_else(Vec::new, |table| vec!["-t", table]);

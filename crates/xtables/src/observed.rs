@@ -33,14 +33,14 @@ impl Interest {
 /// How chains are compared, by table and name.
 pub type InterestIn = fn(Table, &str) -> Interest;
 
-/// What tables hold of ours.
+/// Our chains and rules in tables, as they were read.
 #[derive(Clone, Debug)]
 pub struct Observed {
     interest: InterestIn,
     pub(super) tables: HashMap<Table, ObservedTable>,
 }
 
-/// What one table holds of ours.
+/// Our chains and rules in one table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ObservedTable {
     /// Chains that are compared by digest.
@@ -98,7 +98,7 @@ impl Observed {
         }
     }
 
-    /// Returns the names of the chains that are ours, joint ones too.
+    /// Names of our chains, including those shared with other programs.
     pub fn chains(&self) -> Chains {
         let tables = self.tables.iter().map(|(table, observed)| {
             let names = observed.digests.keys().chain(observed.lists.keys());
@@ -107,8 +107,7 @@ impl Observed {
         Chains(tables.collect())
     }
 
-    /// Returns the rules of a chain that is compared rule by rule; `None`: there is no
-    /// such chain.
+    /// The rules of a chain that is compared rule by rule; `None`: there is no such chain.
     pub fn rules(&self, table: Table, chain: &str) -> Option<&[Words]> {
         let of_table = self.tables.get(&table)?;
         of_table.lists.get(chain).map(Vec::as_slice)

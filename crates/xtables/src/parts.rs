@@ -63,7 +63,7 @@ impl Part<'_> {
     }
 }
 
-/// Returns the lines of a table, by what goes together.
+/// Splits the lines of a table into groups that must stay together.
 fn units(commands: &str) -> Vec<Vec<&str>> {
     let commands = || commands.lines().filter(|line| *line != "COMMIT");
     let mut declared: HashMap<&str, &str> = HashMap::new();

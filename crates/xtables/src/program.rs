@@ -155,7 +155,7 @@ impl Program {
     }
 }
 
-/// Returns the line of `input` whose number follows the word "line" in `message`.
+/// Finds the line of `input` whose number follows the word "line" in `message`.
 fn offending_line<'a>(message: &str, input: &'a str) -> Option<&'a str> {
     let (_, after) = message.split_once("line")?;
     let digits = after.trim_start_matches([':', ' ']);

@@ -47,7 +47,7 @@ impl Table {
         }
     }
 
-    /// Returns the table of that name; `None`: Tripod knows no such table.
+    /// The table of that name; `None`: Tripod knows no such table.
     pub fn named(name: &str) -> Option<Table> {
         Table::ALL.into_iter().find(|table| table.name() == name)
     }
@@ -85,7 +85,7 @@ impl Mark {
     }
 }
 
-/// What a rule asks of a packet.
+/// A condition of a rule on packets, or its negation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Negatable<T> {
     /// Packets that have this match.
@@ -112,8 +112,7 @@ impl Side {
     }
 }
 
-/// What connection tracking can say of a packet's connection, in the order in which iptables
-/// prints it.
+/// A packet's state in connection tracking, in the order in which iptables prints the states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CtState {
     /// The packet belongs to no connection that is possible.
@@ -177,19 +176,19 @@ pub enum Match {
     TransparentListener,
 }
 
-/// What `-m physdev` asks of a packet.
+/// A condition of `-m physdev` on packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Physdev {
     /// `--physdev-is-in`: it came through a port of a bridge.
     IsIn,
 }
 
-/// What happens to a packet that matches.
+/// The target of packets that match.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
     /// `-j`: it goes through that chain.
     Jump(String),
-    /// `ACCEPT`: it goes on, past the other rules of this hook and table.
+    /// `ACCEPT`: it skips the other rules of this hook and table.
     Accept,
     /// `DROP`: it is dropped without an answer.
     Drop,
@@ -229,7 +228,7 @@ pub struct Rule {
     pub protocol: Option<Protocol>,
     /// Match extensions, in the order in which they are written.
     pub matches: Vec<Match>,
-    /// What happens to the packet; `None`: it is only counted.
+    /// The target of the packet; `None`: it is only counted.
     pub target: Option<Target>,
 }
 
@@ -334,7 +333,7 @@ impl Rule {
         }
     }
 
-    /// Returns the family of the addresses in the rule, if it has some.
+    /// The family of the rule's addresses; `None`: it has no addresses.
     fn family(&self) -> Option<Family> {
         let nets = [&self.source, &self.destination];
         let net = nets.into_iter().flatten().next();

@@ -1,4 +1,4 @@
-//! Putting transactions in force.
+//! Applies transactions.
 
 use net::Family;
 
@@ -31,7 +31,7 @@ pub struct Refused<O> {
     pub error: Error,
 }
 
-/// What came of groups that were run one after the other.
+/// Outcome of groups that were run one after the other.
 #[derive(Debug)]
 pub struct Refusals<O> {
     /// The groups that were refused.
@@ -50,7 +50,7 @@ impl<O> Default for Refusals<O> {
     }
 }
 
-/// What was made before of steps that are to be made.
+/// Steps of a batch that may already have been carried out.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Before {
     Nothing,
@@ -59,7 +59,7 @@ enum Before {
 }
 
 impl Writer {
-    /// Returns the family of the rules.
+    /// The family of the rules.
     pub fn family(&self) -> Family {
         self.xtables.family()
     }
@@ -73,7 +73,7 @@ impl Writer {
     /// shown to `also`, too.
     ///
     /// # Errors
-    /// What the program wrote as its error.
+    /// With the message of the program.
     pub async fn observe(
         &self,
         interest: InterestIn,
@@ -137,15 +137,15 @@ impl Writer {
     /// Returns how many transactions of the kernel's that took.
     ///
     /// # Errors
-    /// What the program wrote as its error; a part may have taken effect.
+    /// With the message of the program; a part may have taken effect.
     pub async fn run<O>(&self, transaction: &Transaction<O>) -> Result<u32, Error> {
         self.run_phases(transaction, &Phase::ALL).await
     }
 
-    /// Makes what of the change is due in these `phases`, as [`Writer::run`] does.
+    /// Makes the part of the change that is due in these `phases`, as [`Writer::run`] does.
     ///
     /// # Errors
-    /// What the program wrote as its error; a part may have taken effect.
+    /// With the message of the program; a part may have taken effect.
     pub async fn run_phases<O>(
         &self,
         transaction: &Transaction<O>,
@@ -211,9 +211,9 @@ impl Writer {
         Ok(transactions(&text))
     }
 
-    /// Makes one phase of `groups`. When it is refused, finds out which groups are
-    /// refused, and puts all others in force: neighbours of one owner together, unless
-    /// one of them is refused. Returns how many transactions of the kernel's that took.
+    /// Makes one phase of `groups`. If it is refused, finds the groups that are refused, and
+    /// applies all others: neighbours of one owner together, unless one of them is refused. Returns
+    /// the number of kernel transactions.
     ///
     /// # Errors
     /// When the program does not run, or cannot get its lock.

@@ -24,7 +24,7 @@ pub struct SyncWatch {
     is_suspect: bool,
 }
 
-/// What a sync of a family did with its rules.
+/// Result of a family's sync for its rules.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Synced {
     /// Transactions of the kernel's that it took.
@@ -33,7 +33,7 @@ pub struct Synced {
     pub observed: bool,
 }
 
-/// What we left behind.
+/// State of the tables when our last sync left them.
 enum Record {
     Legacy(Sizes),
     NfTables(Generations),
@@ -132,8 +132,8 @@ impl SyncWatch {
     pub fn after(&mut self, before: Option<Count>, all: u32, done: Synced) {
         match &mut self.record {
             Record::Legacy(there) => {
-                // What others changed before a sync that read nothing must still be
-                // noticed: an empty list equals no sizes.
+                // Changes that others made before a sync that read nothing must still be noticed:
+                // an empty list equals no sizes.
                 let is_right = done.observed || there.are_unmodified;
                 let now = is_right.then(|| sizes(self.family, self.owned.tables));
                 there.left = Some(now.unwrap_or_default());
@@ -146,8 +146,8 @@ impl SyncWatch {
         }
     }
 
-    /// Returns true if no process changed any rules since a sync last knew all of ours
-    /// to be right.
+    /// Returns true if no process changed any rules since a sync last found all of ours to be
+    /// right.
     pub fn is_unchanged(&mut self) -> bool {
         match &mut self.record {
             Record::Legacy(_) => false,

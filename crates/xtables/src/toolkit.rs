@@ -12,13 +12,13 @@ use super::{
 pub struct Toolkit {
     /// Reads and writes rules.
     pub writer: Writer,
-    /// What their rules may use.
+    /// Extensions that their rules may use.
     pub features: Features,
 }
 
 impl Toolkit {
-    /// Returns what is found out by trying, which takes some tenths of a second, and what
-    /// is not known of the features. Changes nothing.
+    /// Probes the node, which takes some tenths of a second, and also returns which features could
+    /// not be probed. Changes nothing.
     ///
     /// # Errors
     /// When no program works with table nat, or that is not known; with each

@@ -18,11 +18,11 @@ pub struct Op {
     pub table: Table,
     /// The chain's name.
     pub chain: String,
-    /// What is done to the chain.
+    /// The change of the chain.
     pub action: Action,
 }
 
-/// What can be done to a chain.
+/// A change of a chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// The chain is made if it is not there, and then holds these rules only.
@@ -228,8 +228,8 @@ impl<O> fmt::Display for Transaction<O> {
     }
 }
 
-/// Returns the steps of `groups` that are due in `phase`, as one transaction of
-/// the kernel's for each table; empty if there are none.
+/// Input for the program with the steps of `groups` that are due in `phase`: one kernel transaction
+/// for each table; empty if there are none.
 pub(super) fn text<O>(groups: &[Group<O>], phase: Phase, family: Family) -> String {
     let ops: Vec<&Op> = groups.iter().flat_map(|group| &group.ops).collect();
     text_of(&ops, phase, family)

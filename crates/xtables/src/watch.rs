@@ -24,7 +24,7 @@ pub struct Watch {
     record: Record,
 }
 
-/// What was there after the last sync.
+/// State of the chains after the last sync.
 enum Record {
     Legacy(Option<Vec<Option<Size>>>),
     NfTables(Option<ChainWatcher>, Option<Left>),

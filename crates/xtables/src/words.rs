@@ -24,7 +24,7 @@ impl Words {
         Words(line.to_owned())
     }
 
-    /// Returns the words of a rule of `family`.
+    /// The words of a rule of `family`, as `iptables-save` prints them.
     pub fn of(rule: &Rule, family: Family) -> Words {
         Words(rule.words(family).to_string())
     }
@@ -76,7 +76,7 @@ impl fmt::Display for Words {
 pub struct Digest(u64);
 
 impl Digest {
-    /// Returns the digest of `rules` of `family`.
+    /// Digests `rules` of `family`.
     pub fn of(rules: &[Rule], family: Family) -> Digest {
         let mut digest = Digest::default();
         for rule in rules {
@@ -116,7 +116,7 @@ fn unquoted(line: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// What a line of `iptables-save` says of a table.
+/// The part of a table that a line of `iptables-save` describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Line<'a> {
     /// It has the chain of this name.

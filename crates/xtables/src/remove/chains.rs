@@ -29,8 +29,7 @@ pub struct OwnedChains<F> {
 }
 
 impl<F: Fn(&str) -> bool> OwnedChains<F> {
-    /// Returns the chains of `table`, none read yet; `ours` is true for the names of
-    /// chains that are to go.
+    /// The chains of `table`, none read yet; `ours` is true for the names of chains to remove.
     pub fn new(family: Family, table: Table, ours: F) -> OwnedChains<F> {
         OwnedChains {
             family,
@@ -44,7 +43,7 @@ impl<F: Fn(&str) -> bool> OwnedChains<F> {
     /// Reads the chains from `xtables`.
     ///
     /// # Errors
-    /// What the program wrote as its error.
+    /// With the message of the program.
     pub async fn read(mut self, xtables: &Xtables) -> Result<OwnedChains<F>, Error> {
         let table = self.table.name();
         xtables.read(Some(table), |line| self.line(line)).await?;
@@ -81,7 +80,7 @@ impl<F: Fn(&str) -> bool> OwnedChains<F> {
         }
     }
 
-    /// Returns the names of the chains, sorted.
+    /// Names of the chains, sorted.
     pub fn names(&self) -> Vec<&String> {
         let mut names: Vec<&String> = self.there.digests.keys().collect();
         names.sort_unstable();

@@ -4,7 +4,7 @@ use net::Family;
 
 use crate::{Engine, rule::Table};
 
-/// What stays when rules are removed: those of a mode that runs.
+/// Rules that stay when others are removed: those of a running mode.
 #[derive(Clone, Debug, Default)]
 pub struct Preserved {
     engines: Vec<(Family, Engine)>,
@@ -39,7 +39,7 @@ impl Preserved {
         self.chains.is_none() && !self.engines.is_empty()
     }
 
-    /// Returns true if nothing in this engine is to be removed.
+    /// Returns true if nothing in this engine may be removed.
     pub fn has_all_of(&self, family: Family, engine: Engine) -> bool {
         self.chains.is_none() && self.engines.contains(&(family, engine))
     }
