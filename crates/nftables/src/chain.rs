@@ -82,7 +82,7 @@ impl ChainType {
     }
 }
 
-/// What becomes of a packet at the end of a base chain.
+/// Verdict on a packet at the end of a base chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
     /// It is dropped.
@@ -91,7 +91,7 @@ pub enum Policy {
     Accept = 1,
 }
 
-/// What makes a chain one that the kernel calls by itself.
+/// Properties of a base chain, which the kernel calls by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Base {
     /// Type of the base chain, which decides what its rules may do.
@@ -100,7 +100,7 @@ pub struct Base {
     pub hook: Hook,
     /// Its place among the chains of this hook, the lowest first.
     pub priority: i32,
-    /// What becomes of packets that come to its end.
+    /// The verdict on packets that reach its end.
     pub policy: Policy,
 }
 

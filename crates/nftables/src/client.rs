@@ -29,8 +29,8 @@ const GET_GENERATION: u16 = kind(libc::NFT_MSG_GETGEN);
 const INET: u8 = libc::NFPROTO_INET as u8;
 // enum nft_gen_attributes
 const GENERATION_ID: u16 = 1;
-/// How often a reading of several lists is begun anew when another process changed
-/// something meanwhile.
+/// Number of times that several lists are read together when another process changes something
+/// meanwhile.
 const ATTEMPTS: u32 = 20;
 /// By how much the pause before each further attempt to list elements grows; there is
 /// none before the second. That is 0.4 s in all.
@@ -67,7 +67,7 @@ fn known<T>(answer: Result<T, Error>) -> Result<Option<T>, Error> {
 }
 
 impl Rules {
-    /// Returns the rules of the network namespace of the calling thread.
+    /// Opens the rules of the network namespace of the calling thread.
     ///
     /// # Errors
     /// When no netlink socket can be had.
@@ -101,15 +101,15 @@ impl Rules {
         Ok(found.first().copied().unwrap_or(0))
     }
 
-    /// Runs a transaction, whole or not at all. With `generation`, only if no process
+    /// Runs a transaction, whole or not at all. With `generation`, it runs only if no process
     /// changed anything since.
     ///
-    /// Of many elements in a message, the kernel reports one as refused, and since
-    /// Linux 5.15 says which. A refused transaction is therefore sent once more, with
-    /// each element in a message of its own.
+    /// Of many elements in a message, the kernel reports one as refused, and since Linux 5.15 says
+    /// which. A refused transaction is therefore sent once more, with each element in a message of
+    /// its own.
     ///
     /// # Errors
-    /// What the kernel refused, each object by its name.
+    /// Every object that the kernel refused, by its name.
     pub fn run(
         &mut self,
         transaction: &Transaction,
@@ -189,7 +189,7 @@ impl Rules {
         Ok(Some((rules, found)))
     }
 
-    /// Returns the tables of `family`. One of both families, `inet`, is of neither.
+    /// Lists the tables of `family`. A table of both families, `inet`, is not among them.
     ///
     /// # Errors
     /// When the kernel has no nf_tables, or refuses.
@@ -201,7 +201,7 @@ impl Rules {
     /// Hands every chain of `family` to `each`.
     ///
     /// # Errors
-    /// When the kernel refuses, or goes on changing while it answers.
+    /// When the kernel refuses, or its chains keep changing while it answers.
     pub fn chains(&mut self, family: Family, each: impl FnMut(ListedChain)) -> Result<(), Error> {
         let found = self.listed_chains(family.number(), &family.to_string())?;
         found.into_iter().for_each(each);
@@ -233,7 +233,7 @@ impl Rules {
         Ok(found)
     }
 
-    /// Returns the rules of a table, in their order in each chain.
+    /// Lists the rules of a table, in their order in each chain.
     ///
     /// # Errors
     /// As [`Rules::chains`].
@@ -281,9 +281,9 @@ impl Rules {
         self.socket.dump(&request, |m| ListedSet::read(m).map(ours))
     }
 
-    /// Returns the elements of a set or a map, each once, in no order. Of a dynamic one, to which
-    /// packets add elements, some may be left out if others expire meanwhile: the kernel goes on by
-    /// the number of those that it listed.
+    /// Lists the elements of a set or a map, each once, in no order. Of a dynamic one, to which
+    /// packets add elements, some may be left out if others expire meanwhile: the kernel continues
+    /// a dump by the number of elements that it listed so far.
     ///
     /// # Errors
     /// As [`Rules::chains`]; also when there is no such set.
@@ -368,7 +368,7 @@ impl Rules {
             let same = self.generation()? == before;
             match found {
                 Ok(found) if same => return Ok((before, found)),
-                // What was to be listed may have gone.
+                // The objects to list may have been deleted.
                 Err(error) if same && !matches!(error, Error::Unstable { .. }) => {
                     return Err(error);
                 }

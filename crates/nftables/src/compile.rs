@@ -25,7 +25,7 @@ const MARK: u32 = 3;
 /// `NFT_META_NFTRACE` of `linux/netfilter/nf_tables.h`.
 const NFTRACE: u32 = 12;
 
-/// Returns the expressions of these statements.
+/// Translates statements to the expressions of the kernel.
 pub(super) fn compile(statements: &[Statement]) -> Vec<Expression> {
     let mut out = Vec::with_capacity(2 * statements.len());
     for statement in statements {
@@ -204,8 +204,8 @@ fn key_of(key: &[Field], set: &SetName, reserved: usize, out: &mut Vec<Expressio
     for field in key {
         field.load(at, free, out);
         let of = field.data_type();
-        // What is loaded in host order would be compared with ends of ranges in the
-        // wrong order. One octet has no order; `nft` converts it, too.
+        // A value loaded in host order would be compared with ends of ranges in the wrong order.
+        // One octet has no order; `nft` converts it, too.
         if set.ranges && key.len() > 1 && of.order() == ByteOrder::Host && of != DataType::IfName {
             let size = if of.octets() > 2 { 4 } else { 2 };
             out.push(Expression::ToNetworkOrder {
@@ -218,7 +218,7 @@ fn key_of(key: &[Field], set: &SetName, reserved: usize, out: &mut Vec<Expressio
     }
 }
 
-/// Whether a rule goes on for what is in a set, or for everything else.
+/// Whether a rule continues for members of a set, or for everything else.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Membership {
     In,

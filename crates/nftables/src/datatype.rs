@@ -53,7 +53,7 @@ pub(super) enum ByteOrder {
 }
 
 impl DataType {
-    /// Returns the type of addresses of `family`.
+    /// The type of addresses of `family`.
     pub fn address(family: Family) -> DataType {
         match family {
             Family::V4 => DataType::Ipv4,
@@ -150,7 +150,7 @@ impl DataType {
         types
     }
 
-    /// Returns the number of a concatenation; `nft` has room for five types in it.
+    /// The number of a concatenation; `nft` has room for five types in it.
     pub(super) fn concatenation(types: &[DataType]) -> u32 {
         let fold = |number: u32, t: &DataType| (number << BITS) | t.number();
         types.iter().fold(0, fold)

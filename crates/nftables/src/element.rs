@@ -59,7 +59,7 @@ pub struct Element {
     pub comment: Option<Comment>,
 }
 
-/// What an element counted since it was added.
+/// Packets that matched an element since it was added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Counted {
     /// Number of packets that matched the element.
@@ -201,7 +201,7 @@ pub(super) fn fitting(elements: &[Element]) -> usize {
     elements.iter().take_while(fits).count().max(1)
 }
 
-/// What elements are sent for.
+/// Purpose of a message with elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     Add,
@@ -256,7 +256,7 @@ impl Raw {
     }
 }
 
-/// What one message of a dump holds; [`Found::elements`] puts it together.
+/// Content of one message of a dump; [`Found::elements`] puts the messages together.
 pub struct Found(Vec<Raw>);
 
 impl Found {
@@ -287,7 +287,7 @@ impl Found {
         !listed.all(|one| seen.insert(one))
     }
 
-    /// Returns the elements of `set` in all messages of its dump, in no order.
+    /// Puts together the elements of `set` in all messages of its dump, in no order.
     pub fn elements(messages: Vec<Found>, set: &Set) -> Vec<Element> {
         let raw = messages.into_iter().flat_map(|found| found.0);
         let raw = raw.filter(|raw| !raw.is_catchall).map(|mut raw| {

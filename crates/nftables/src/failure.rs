@@ -30,7 +30,7 @@ pub struct Refused {
     /// Index of the refused element of that step; `None`: the step adds or deletes no elements, or
     /// the element is not known.
     pub element: Option<usize>,
-    /// What was refused, by its name, and why.
+    /// The kernel's error, with the name of the refused object.
     pub error: Error,
 }
 

@@ -1,5 +1,5 @@
-//! What a rule matches, and what keys are made of: a field of a header, what
-//! the kernel knows of packet and connection, a number that it makes.
+//! Values that rules match and that make up keys: a field of a header, a property of the packet or
+//! its connection, a generated number.
 
 use std::fmt;
 
@@ -21,9 +21,9 @@ pub enum Field {
     SourcePort,
     /// Destination port, whatever the protocol.
     DestinationPort,
-    /// What the kernel knows of the packet.
+    /// A property of the packet in the kernel.
     Meta(Meta),
-    /// What the kernel knows of the connection.
+    /// A property of the connection in the kernel.
     Ct(Ct, Option<Direction>),
     /// Kind of an address of the packet by the routes, such as `local`.
     Fib(Fib),
@@ -74,7 +74,7 @@ pub enum Ct {
     State,
     /// Direction of the packet.
     Direction,
-    /// What was done with the connection.
+    /// Status bits of the connection, such as `dnat`.
     Status,
     /// The mark of the connection.
     Mark,
@@ -176,7 +176,7 @@ pub struct Numgen {
     pub random: bool,
     /// How many numbers there are.
     pub modulus: u32,
-    /// What is added: the least number that comes out.
+    /// The number that is added: the lowest result.
     pub offset: u32,
 }
 
@@ -187,10 +187,9 @@ pub struct Jhash {
     pub of: Vec<Field>,
     /// How many numbers there are.
     pub modulus: u32,
-    /// What makes it differ from others; 0: the kernel chooses, and does not
-    /// tell.
+    /// Seed that makes it differ from other hashes; 0: the kernel chooses, and does not tell.
     pub seed: u32,
-    /// What is added: the least number that comes out.
+    /// The number that is added: the lowest result.
     pub offset: u32,
 }
 

@@ -53,7 +53,7 @@ pub use watcher::{Changes, Watcher};
 /// Size of `struct nfgenmsg`.
 const HEADER: usize = 4;
 
-/// Returns the type of a message of nf_tables (`NFT_MSG_*`).
+/// The full type of a message of nf_tables (`NFT_MSG_*`), with its subsystem.
 const fn kind(message: libc::c_int) -> u16 {
     netfilter_kind(libc::NFNL_SUBSYS_NFTABLES, message)
 }

@@ -21,7 +21,7 @@ const DELETED_CHAIN: u16 = kind(libc::NFT_MSG_DELCHAIN);
 const NEW_RULE: u16 = kind(libc::NFT_MSG_NEWRULE);
 const DELETED_RULE: u16 = kind(libc::NFT_MSG_DELRULE);
 
-/// What the kernel notifies of.
+/// A notification of the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The changes since the last generation led to this one. The kernel notifies of each

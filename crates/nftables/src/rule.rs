@@ -87,7 +87,7 @@ pub struct ListedRule {
     pub table: String,
     /// Name of its chain.
     pub chain: String,
-    /// What it consists of, in the form of [`Expression::comparable`].
+    /// Its expressions, in the form of [`Expression::comparable`].
     pub expressions: Vec<Expression>,
     /// Comment that `nft list` shows; `None`: it has none.
     pub comment: Option<Comment>,

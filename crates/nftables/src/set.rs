@@ -49,18 +49,18 @@ const DATA_TYPEOF: u8 = 4;
 const DATA_INTERVAL: u8 = 6;
 const COMMENT: u8 = 7;
 
-/// What keys or data are.
+/// The type of keys or data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Type {
     /// Values of these types (`type …`).
     Named(Vec<DataType>),
-    /// What these fields hold (`typeof …`): types that have no name, such as what
-    /// `numgen` makes, can be declared only in this way.
+    /// The types of these fields (`typeof …`): types without a name, such as that of `numgen`, can
+    /// be declared only in this way.
     Of(Vec<Field>),
 }
 
 impl Type {
-    /// Returns the types of the values.
+    /// The types of the values, in the order of a concatenation.
     pub fn types(&self) -> Vec<DataType> {
         match self {
             Type::Named(types) => types.clone(),

@@ -15,13 +15,13 @@ use super::{
 /// One condition or action of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Statement {
-    /// Goes on if a field passes a test.
+    /// Continues if a field passes a test.
     Match(Field, Test),
-    /// Goes on if a concatenation is an element of a set.
+    /// Continues if a concatenation is an element of a set.
     In(Vec<Field>, SetName),
-    /// Goes on if it is not an element of the set.
+    /// Continues if it is not an element of the set.
     NotIn(Vec<Field>, SetName),
-    /// Looks a concatenation up in a verdict map; goes on where it is not there.
+    /// Looks a concatenation up in a verdict map; continues if the map does not have it.
     VerdictMap(Vec<Field>, SetName),
     /// Ends with a verdict.
     Verdict(Verdict),
@@ -45,18 +45,17 @@ pub enum Statement {
     Dynset(Dynset),
     /// Counts packets and bytes.
     Counter,
-    /// Goes on while a rate is kept, or is not.
+    /// Continues while a rate is kept, or is not.
     Limit(Limit),
     /// The packet's connection is not tracked.
     Notrack,
-    /// Goes on for packets that begin a TCP connection. It takes a match of TCP before
-    /// it.
+    /// Continues for packets that begin a TCP connection. It takes a match of TCP before it.
     BeginsTcp,
     /// The kernel notifies of the packet's way, from here on.
     Trace,
 }
 
-/// What a field is compared with.
+/// A condition on a field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Test {
     /// Equal to these octets (see [`Value::octets`](super::Value::octets)).
@@ -105,7 +104,7 @@ pub enum Mark {
     Connection,
 }
 
-/// What a mark is set to.
+/// The new value of a mark.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MarkValue {
     /// The mark becomes this number.
@@ -116,17 +115,17 @@ pub enum MarkValue {
     And(u32),
     /// The mark has these bits inverted.
     Xor(u32),
-    /// What a field holds.
+    /// The value of a field.
     Of(Field),
 }
 
-/// What an address is translated to.
+/// The new address, and port, of a translation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// An address, and a port: that takes a match of the protocol before it.
     To(IpAddr, Option<u16>),
-    /// What a map has for a concatenation, an address alone or with a port; the
-    /// rule goes on where it is not there.
+    /// The data that a map has for a concatenation, an address alone or with a port; the rule
+    /// continues if the map does not have it.
     Map(Vec<Field>, SetName),
 }
 
@@ -145,7 +144,7 @@ pub enum Reject {
 /// by its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dynset {
-    /// What is done to the element.
+    /// The change of the element.
     pub op: DynsetOp,
     /// Which set; it has to be dynamic.
     pub set: SetName,

@@ -33,7 +33,7 @@ pub struct Trace {
     pub id: u32,
     /// The chain that it is in.
     pub chain: TracedChain,
-    /// What happened to it there.
+    /// The event in that chain.
     pub step: Step,
     /// Headers of the packet, which come with the first step of each base chain; `None`: this step
     /// has none.
@@ -56,14 +56,14 @@ pub struct TracedChain {
     pub name: String,
 }
 
-/// What happened to a packet in a chain.
+/// Event of a packet in a chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// A rule matched it.
     Rule {
         /// The rule's number in its table.
         handle: u64,
-        /// What becomes of the packet; `None`: one that is not known here, such as queue.
+        /// Verdict of the rule; `None`: one that is not known here, such as queue.
         verdict: Option<Verdict>,
     },
     /// It came to the end of a base chain, which passes or drops it.
@@ -75,7 +75,7 @@ pub enum Step {
     End,
 }
 
-/// What the headers of a packet say.
+/// Addresses and ports from the headers of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Headers {
     /// Protocol number, `IPPROTO_*`.

@@ -33,8 +33,8 @@ pub struct Transaction {
 pub(super) enum Grouping {
     /// As many as fit: what is refused may be any of them.
     Many,
-    /// Takes more room. The kernel refuses messages one by one and goes on, so
-    /// that each refused element is known.
+    /// Takes more room. The kernel refuses messages one by one and continues, so that each refused
+    /// element is known.
     Single,
 }
 
@@ -227,7 +227,7 @@ impl Transaction {
             })
     }
 
-    /// Returns the message of one part; `number` differs from that of all others.
+    /// The message of one part; `number` differs from that of all others.
     pub(super) fn request(&self, part: &Part<'_>, number: u32) -> Request {
         let create = libc::NLM_F_CREATE as u16;
         let append = create | libc::NLM_F_APPEND as u16;

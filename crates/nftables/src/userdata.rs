@@ -24,7 +24,7 @@ impl Comment {
         Comment(comment.into())
     }
 
-    /// Returns the text of the comment.
+    /// The text of the comment.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -83,7 +83,7 @@ pub(super) fn attributes(octets: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     })
 }
 
-/// Returns the content of the attribute of that kind; `None`: there is none.
+/// Content of the attribute of that kind; `None`: there is none.
 pub(super) fn find(octets: &[u8], kind: u8) -> Option<&[u8]> {
     attributes(octets).find(|(k, _)| *k == kind).map(|(_, o)| o)
 }
@@ -95,7 +95,7 @@ pub(super) fn number(octets: &[u8], kind: u8) -> Option<u32> {
     octets.try_into().ok().map(u32::from_ne_bytes)
 }
 
-/// Returns the comment of that kind; `None` also for what cannot be read as one.
+/// Reads the comment of that kind; `None` also for octets that are not a comment.
 pub(super) fn comment(octets: &[u8], kind: u8) -> Option<Comment> {
     let text = find(octets, kind)?;
     let end = text.iter().position(|octet| *octet == 0)?;

@@ -52,8 +52,8 @@ impl Value {
     }
 }
 
-/// Returns the octets of a concatenation: each value begins at a multiple of four. One
-/// value alone is not filled up.
+/// Octets of a concatenation: each value begins at a multiple of four. A single value is not
+/// padded.
 pub fn concat(values: &[Value]) -> Vec<u8> {
     // Most are kept as boxes, which have no room to spare.
     let mut octets = Vec::with_capacity(values.iter().map(Value::padded).sum());

@@ -11,20 +11,20 @@ const VERDICT: u16 = 2;
 const CODE: u16 = 1;
 const CHAIN: u16 = 2;
 
-/// What becomes of a packet.
+/// A decision on a packet.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Verdict {
     /// The packet passes this hook.
     Accept,
     /// The packet is dropped.
     Drop,
-    /// The packet goes on with the next rule.
+    /// The packet continues with the next rule.
     Continue,
     /// It goes back to the chain that jumped here.
     Return,
-    /// It goes on in another chain, and comes back.
+    /// It continues in another chain, and comes back.
     Jump(Arc<str>),
-    /// It goes on in another chain, whose end is the end of this one.
+    /// It continues in another chain, whose end is the end of this one.
     Goto(Arc<str>),
 }
 
@@ -103,7 +103,7 @@ impl Datum {
         Err(Malformed("data without a value"))
     }
 
-    /// Returns the octets of what is no verdict.
+    /// The octets of a datum that is no verdict.
     pub fn octets(attribute: Attribute<'_>) -> Result<Box<[u8]>, Malformed> {
         match Datum::read(attribute)? {
             Datum::Value(octets) => Ok(octets),

@@ -20,11 +20,11 @@ pub(super) const NEW_GENERATION: u16 = kind(libc::NFT_MSG_NEWGEN);
 /// Receives notifications of changes that others make.
 pub struct Watcher {
     socket: Socket,
-    /// What is known of transactions that ran while nothing was watched.
+    /// Changes that may have been missed during transactions of [`Watcher::run_unwatched`].
     unwatched: Unwatched,
 }
 
-/// What is known of transactions that ran while nothing was watched.
+/// Changes that may have been missed during transactions that ran while nothing was watched.
 #[derive(Default)]
 struct Unwatched {
     /// Families whose tables others may have changed meanwhile.
@@ -36,7 +36,7 @@ struct Unwatched {
     left: bool,
 }
 
-/// What others changed since it was last asked.
+/// Changes that others made since the last question.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
     /// The last generation that a notification named; `None`: none did.
@@ -78,12 +78,12 @@ impl Watcher {
         Ok(watcher)
     }
 
-    /// Runs a large `transaction` while nothing is watched. Where anybody watches, the
-    /// kernel makes a notification of each element, which takes longer than all the
-    /// rest (`nf_tables_setelem_notify` in `net/netfilter/nf_tables_api.c`).
+    /// Runs a large `transaction` while nothing is watched. If anybody watches, the kernel makes a
+    /// notification of each element, which takes longer than all the rest
+    /// (`nf_tables_setelem_notify` in `net/netfilter/nf_tables_api.c`).
     ///
-    /// What others change meanwhile in tables of the other family is not noticed:
-    /// [`Watcher::changes`] says then that it may have been missed.
+    /// Changes that others make meanwhile in tables of the other family are not noticed:
+    /// [`Watcher::changes`] then reports that they may have been missed.
     ///
     /// # Errors
     /// Those of [`Rules::run`]. [`Failure::Changed`] also where another process changed
@@ -180,7 +180,7 @@ fn others_than(own: &[u32]) -> Vec<SockFilter> {
     for number in own {
         let number = u32::from_be_bytes(number.to_ne_bytes());
         let equal = code(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K);
-        // If equal, goes on to the next instruction, which drops; if not, skips it.
+        // If equal, continues with the next instruction, which drops; if not, skips it.
         filter.push(SockFilter::new(equal, 0, 1, number));
         filter.push(SockFilter::new(code(libc::BPF_RET | libc::BPF_K), 0, 0, 0));
     }

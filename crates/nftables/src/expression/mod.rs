@@ -50,7 +50,7 @@ impl Register {
     }
 }
 
-/// What a payload is counted from (`enum nft_payload_bases`).
+/// Base of a payload's offset (`enum nft_payload_bases`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Header {
     /// The network header.
@@ -81,7 +81,7 @@ pub enum Access {
     Store(Register),
 }
 
-/// What a dynset expression does (`enum nft_dynset_ops`).
+/// Operation of a dynset expression (`enum nft_dynset_ops`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DynsetOp {
     /// Adds an element; one that is there stays as it is.
@@ -164,7 +164,7 @@ const GIVEN: u32 = 1 | 2;
 pub enum Expression {
     /// Loads octets of a header.
     Payload {
-        /// What the offset counts from.
+        /// The header that the offset counts from.
         header: Header,
         /// Distance from there, in octets.
         offset: u32,
@@ -189,20 +189,20 @@ pub enum Expression {
         /// Loaded or set.
         access: Access,
     },
-    /// Goes on if the comparison holds.
+    /// Continues if the comparison holds.
     Compare {
-        /// What is compared.
+        /// The register that is compared.
         from: Register,
         /// The comparison that must hold.
         how: Comparison,
         /// The octets that it is compared with.
         with: Box<[u8]>,
     },
-    /// Goes on if the register is in this range, ends included, or if not.
+    /// Continues if the register is in this range, ends included, or if not.
     Range {
-        /// What is compared.
+        /// The register that is compared.
         from: Register,
-        /// Goes on if it is not in the range.
+        /// Continues if it is not in the range.
         inverted: bool,
         /// The least value of the range.
         low: Box<[u8]>,
@@ -229,13 +229,13 @@ pub enum Expression {
         /// How many octets each number has.
         size: u32,
     },
-    /// Goes on if the set has the element; loads its data from a map.
+    /// Continues if the set has the element; loads its data from a map.
     Lookup {
         /// Name of the set or map.
         set: Arc<str>,
         /// The register where the key begins.
         from: Register,
-        /// Goes on if the set does not have the element.
+        /// Continues if the set does not have the element.
         inverted: bool,
         /// Where data go; the verdict register for verdict maps.
         data: Option<LookupData>,
@@ -279,9 +279,9 @@ pub enum Expression {
     Fib {
         /// The register that is loaded.
         to: Register,
-        /// What is loaded, of `enum nft_fib_result`.
+        /// The result to load, of `enum nft_fib_result`.
         result: u32,
-        /// What is looked up, of `enum nft_fib_flags`.
+        /// The fields of the packet to look up, of `enum nft_fib_flags`.
         flags: u32,
     },
     /// Translates an address.
@@ -316,7 +316,7 @@ pub enum Expression {
     Dynset {
         /// The name of the set.
         set: Arc<str>,
-        /// What is done to the element.
+        /// The change of the element.
         op: DynsetOp,
         /// The register where the key begins.
         key: Register,
@@ -324,7 +324,7 @@ pub enum Expression {
         data: Option<Register>,
         /// Timeout of the element; `None`: that of the set.
         timeout: Option<Duration>,
-        /// What the element carries: counters, limits.
+        /// Counters and limits of the element.
         with: Vec<Expression>,
     },
     /// Counts packets and bytes.
@@ -334,7 +334,7 @@ pub enum Expression {
         /// Bytes so far.
         bytes: u64,
     },
-    /// Goes on while a rate is kept.
+    /// Continues while a rate is kept.
     Limit(Limit),
     /// The packet's connection is not tracked.
     Notrack,

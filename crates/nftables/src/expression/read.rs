@@ -19,7 +19,7 @@ use crate::verdict::Datum;
 const DEEPEST: u32 = 3;
 
 impl Expression {
-    /// Returns the expressions of a list.
+    /// Reads the expressions of a list.
     pub(crate) fn read_all(list: Attribute<'_>) -> Result<Vec<Expression>, Malformed> {
         all(list, DEEPEST)
     }

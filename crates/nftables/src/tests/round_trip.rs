@@ -88,7 +88,7 @@ fn what_was_sent_is_read_again() {
             rules.run(&again, None).unwrap();
             rules.run(&whole, None).unwrap();
             check(&mut rules, family);
-            // What is deleted is not there any more.
+            // Deleted elements are not there any more.
             let sets = example::Sets::new(family);
             let mut deletion = Transaction::new(whole.table().clone());
             for (set, elements) in sets.elements(family) {
@@ -143,8 +143,8 @@ fn nft_lists_names_types_and_comments_and_takes_its_own_list() {
             ] {
                 assert!(ours.contains(printed), "{printed} is not in\n{ours}");
             }
-            // What `nft` lists of the text is the same to the last letter, except for
-            // what is left of a timeout.
+            // `nft` lists its own reading of the text in exactly the same way, except for the rest
+            // of a timeout.
             sh("nft flush ruleset");
             nft(&[], &example::whole(family).to_string());
             let theirs = sh("nft list ruleset");
