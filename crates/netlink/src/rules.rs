@@ -27,8 +27,7 @@ pub enum Action {
     /// Searches a table for the destination; without a match the next rule is
     /// tried.
     Lookup(u32),
-    /// Goes on at the first rule of that priority, which must be higher than
-    /// the rule's own.
+    /// Continues at the first rule of that priority, which must be higher than the rule's own.
     Goto(u32),
 }
 

@@ -41,7 +41,7 @@ use self::{
     xtables::{Around, Edit, Scheduling, Xtables},
 };
 
-/// What the kernel holds.
+/// State of the kernel.
 #[derive(Clone, Default)]
 pub struct State {
     /// The rules of nf_tables.
@@ -148,7 +148,7 @@ impl Call {
     }
 }
 
-/// What becomes of a call.
+/// Fate of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// It is carried out.
@@ -167,7 +167,7 @@ pub enum Fault {
     /// A program reads a line that it refuses: of several the one with this number, modulo
     /// how many there are.
     Line(usize),
-    /// A program is ended from outside, after this many of its tables are in force.
+    /// A program is ended from outside, after this many of its tables have taken effect.
     Ended(usize),
     /// A program does not end by itself, and does nothing.
     Hangs,
@@ -177,7 +177,7 @@ pub enum Fault {
     KilledAfter,
 }
 
-/// What decides about calls, and watches them.
+/// Decides about calls, and watches them.
 pub trait Observer: Send {
     /// Is called before each call; returns what becomes of it.
     fn before(&mut self, call: Call, state: &mut State) -> Fault;
@@ -232,7 +232,7 @@ impl Kernel {
         self.lock().dead
     }
 
-    /// Begins anew for another process: sockets of the last one are closed.
+    /// Starts again for another process: sockets of the last one are closed.
     pub fn revive(&self) {
         let mut inner = self.lock();
         inner.dead = false;

@@ -86,7 +86,7 @@ impl System for Kernel {
     }
 }
 
-/// What a file shows.
+/// Content of a file.
 enum Content {
     VirtualServers,
     Setting(String),
@@ -96,7 +96,7 @@ enum Content {
 struct File {
     kernel: Kernel,
     content: Content,
-    /// What is read, as it was when reading began.
+    /// The text of the file, as it was when reading began.
     text: Cursor<Vec<u8>>,
 }
 

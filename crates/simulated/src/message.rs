@@ -21,7 +21,7 @@ impl From<Errno> for Refusal {
 pub(super) struct Stored(Vec<(u16, Box<[u8]>)>);
 
 impl Stored {
-    /// Returns the attributes of a message, except those of the types `without`.
+    /// Stores the attributes of a message, except those of the types `without`.
     pub(super) fn of(attributes: Attributes<'_>, without: &[u16]) -> Stored {
         let all = attributes.flatten();
         let kept = all.filter(|attribute| !without.contains(&attribute.kind));
@@ -57,7 +57,7 @@ pub(super) fn answer(kind: u16, family: u8) -> Request {
     Request::new(kind, 0, "", "").nfgenmsg(family)
 }
 
-/// Returns the acknowledgement of a message, or why it is refused.
+/// The acknowledgement of a message, with the reason if it is refused.
 pub(super) fn acknowledgement(
     of: &Message<'_>,
     outcome: Result<(), impl Into<Refusal>>,
@@ -70,7 +70,7 @@ pub(super) fn acknowledgement(
     datagram(&message, libc::NLM_F_CAPPED, of.sequence)
 }
 
-/// Returns the end of a list.
+/// The message that ends a list.
 pub(super) fn done(of: &Message<'_>, outcome: Result<(), impl Into<Refusal>>) -> Vec<u8> {
     let code = outcome.err().map_or(0, |refusal| -refusal.into().0);
     let message = Request::new(libc::NLMSG_DONE as u16, 0, "", "").header(&code.to_ne_bytes());
@@ -103,22 +103,21 @@ impl<'a> ByKind<'a> {
         ByKind(attributes.flatten().map(|one| (one.kind, one)).collect())
     }
 
-    /// Returns the attribute of that type.
     pub(super) fn get(&self, kind: u16) -> Option<&Attribute<'a>> {
         self.0.get(&kind)
     }
 
-    /// Returns the number of 32 bits in host order of that type.
+    /// The attribute of that type as a number of 32 bits in host order.
     pub(super) fn u32(&self, kind: u16) -> Option<u32> {
         self.get(kind)?.u32().ok()
     }
 
-    /// Returns the number of 8 bits of that type.
+    /// The attribute of that type as a number of 8 bits.
     pub(super) fn u8(&self, kind: u16) -> Option<u8> {
         self.get(kind)?.u8().ok()
     }
 
-    /// Returns the text of that type.
+    /// The attribute of that type as text.
     pub(super) fn text(&self, kind: u16) -> Option<&'a str> {
         self.get(kind)?.text().ok()
     }

@@ -23,7 +23,7 @@ const TARGETS: [&str; 8] = [
     "RETURN",
 ];
 
-/// What the tables of one family hold.
+/// Content of the tables of one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tables(pub BTreeMap<Table, Chains>);
 

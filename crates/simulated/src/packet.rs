@@ -1,4 +1,4 @@
-//! A packet, and what becomes of it.
+//! A packet, and its way through the kernel.
 
 use std::{collections::BTreeSet, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, net::SocketAddr, sync::Arc, time::Duration};
 pub struct Packet {
     /// Who sends it.
     pub source: SocketAddr,
-    /// What is called.
+    /// The called address and port.
     pub destination: SocketAddr,
     /// Number of the transport protocol: `IPPROTO_*` of `linux/in.h`.
     pub protocol: u8,
@@ -17,10 +17,10 @@ pub struct Packet {
     pub established: Option<SocketAddr>,
 }
 
-/// What becomes of a packet.
+/// Final decision on a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Disposition {
-    /// It goes on to its destination, which may be another now.
+    /// It continues to its destination, which may be another now.
     Passes(SocketAddr),
     /// It is dropped.
     Dropped,
@@ -28,7 +28,7 @@ pub enum Disposition {
     Refused,
 }
 
-/// What the kernel remembers of a packet, so that its client stays on an endpoint.
+/// The kernel's memory of a packet, so that its client stays on an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Update {
     /// The name of the map or list.
@@ -41,7 +41,7 @@ pub struct Update {
     pub timeout: Option<Duration>,
 }
 
-/// What is known of a packet on its way.
+/// State of a packet on its way.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Way {
     pub destination: SocketAddr,
@@ -51,7 +51,7 @@ pub(super) struct Way {
 }
 
 impl Way {
-    /// Returns the beginning of a way to `destination`.
+    /// Begins a way to `destination`.
     pub fn to(destination: SocketAddr) -> Way {
         Way {
             destination,
@@ -65,7 +65,7 @@ impl Way {
 /// How a chain ends for a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum End {
-    /// Goes on with the rule after the one that jumped here, or with the policy.
+    /// Continues with the rule after the jump, or with the policy.
     Returns,
     Accepted,
     Dropped,
@@ -142,14 +142,14 @@ pub(super) fn outcomes(ways: Ways) -> Outcomes {
     ways.into_iter().map(of).collect()
 }
 
-/// What may become of a packet.
+/// A possible outcome for a packet.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Outcome {
     /// Where it gets.
     pub disposition: Disposition,
-    /// It goes on with an address of this node as its source.
+    /// It continues with an address of this node as its source.
     pub masqueraded: bool,
-    /// What the kernel remembers then.
+    /// The elements that the kernel then stores.
     pub updates: Vec<Update>,
 }
 

@@ -29,9 +29,9 @@ const NO_LOCK: i32 = 4;
 pub(super) struct Command {
     /// The name of its file.
     pub(super) program: String,
-    /// What follows it on the command line.
+    /// Its arguments.
     pub(super) args: Vec<String>,
-    /// What it reads from standard input.
+    /// Its standard input.
     pub(super) input: String,
 }
 
@@ -47,7 +47,7 @@ impl Command {
     }
 }
 
-/// What a program prints, and how it ends.
+/// Output and exit status of a program.
 type Answer = Pin<Box<dyn Future<Output = io::Result<Output>> + Send>>;
 
 /// How a program ends.
@@ -92,7 +92,7 @@ impl Kernel {
         })
     }
 
-    /// Returns the size of a table of the legacy engine.
+    /// Size of a table of the legacy engine.
     pub(super) fn size(&self, family: Family, table: &str) -> io::Result<Size> {
         let mut inner = self.lock();
         inner.plain(Call::Size)?;
@@ -103,7 +103,7 @@ impl Kernel {
             .map_err(io::Error::from)
     }
 
-    /// Returns the value of a setting.
+    /// Value of a setting; 0 if it was never set.
     pub(super) fn setting(&self, name: &str) -> String {
         let inner = self.lock();
         let value = inner.state.settings.get(name).cloned();
@@ -119,7 +119,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Returns the text of the file that shows the virtual servers.
+    /// Prints the file that shows the virtual servers.
     pub(super) fn virtual_servers(&self) -> io::Result<String> {
         let inner = self.lock();
         if inner.dead {
@@ -213,7 +213,7 @@ impl Inner {
         }
     }
 
-    /// Puts a batch in force, table by table.
+    /// Applies a batch, table by table.
     fn restore(&mut self, family: Family, command: &Command, fault: Fault) -> Output {
         let program = &command.program;
         if prints() {

@@ -32,7 +32,7 @@ fn subsystem(kind: u16) -> i32 {
     i32::from(kind >> 8)
 }
 
-/// What a socket is to receive.
+/// An answer that waits to be received by a socket.
 enum Incoming {
     Datagram(Vec<u8>),
     Error(Errno),
@@ -217,7 +217,7 @@ impl Inner {
         all.map(Incoming::Datagram).collect()
     }
 
-    /// Returns the chains of iptables, where nf_tables holds them and chains are listed.
+    /// Lists the chains of iptables if nf_tables holds them and `of` asks for chains.
     fn chains_of_xtables(&self, of: &Message<'_>) -> impl Iterator<Item = Vec<u8>> {
         let is_asked = i32::from(of.kind & 0xff) == libc::NFT_MSG_GETCHAIN;
         let is_there = self.state.xtables.engine == Engine::NfTables;
@@ -254,9 +254,9 @@ impl Inner {
     }
 }
 
-/// Returns which of several messages is refused, for the number `at`. It is never the one that
-/// deletes the kernel's own route to the address which the message before it adds: whoever may add
-/// the address may delete the route, and nothing has to be allocated for it.
+/// Chooses one of several messages to refuse, for the number `at`. It is never the deletion of the
+/// kernel's own route to an address that the message before it adds: a process that may add the
+/// address may delete the route, and nothing has to be allocated for it.
 fn refused(protocol: Protocol, messages: &[Message<'_>], at: usize) -> usize {
     let at = at % messages.len();
     let withdraws = protocol == Protocol::Route && route::withdraws(&messages[at]);

@@ -113,7 +113,7 @@ fn place(family: Family, choice: u8) -> SocketAddr {
     text.parse().expect("an address")
 }
 
-/// Returns the tuples of a flow that nat may translate.
+/// Both tuples of a flow that NAT may translate.
 fn tuples(one: u8, other: u8, more: u8) -> [Tuple; 2] {
     let family = family(one);
     let (client, called) = (place(family, one / 2), place(family, other));

@@ -190,7 +190,7 @@ impl Sets {
         [PROTOCOL, TYPE].contains(&(message.kind & 0xff))
     }
 
-    /// Returns the family of the set whose members `message` asks for.
+    /// The family of the set whose members `message` asks for; `None`: there is no such set.
     pub(super) fn asked_family(&self, message: &Message<'_>) -> Option<Family> {
         let attributes = ByKind::of(message.attributes(HEADER));
         let set = self.0.get(attributes.text(attribute::NAME)?)?;

@@ -117,7 +117,7 @@ impl Ipvs {
         })
     }
 
-    /// Returns the text of `/proc/net/ip_vs`.
+    /// Prints `/proc/net/ip_vs`.
     pub fn table(&self) -> String {
         let mut text = "IP Virtual Server version 1.2.1 (size=4096)\n\
                         Prot LocalAddress:Port Scheduler Flags\n  \

@@ -31,7 +31,7 @@ const TUNNEL: u32 = 2;
 /// `IP_VS_CONN_F_TUNNEL_TYPE_GUE` of `linux/ip_vs.h`.
 const GUE: u8 = 1;
 
-/// What names a virtual server: the protocol's number, address and port.
+/// Key of a virtual server: the protocol's number, address and port.
 type Id = (u16, SocketAddr);
 
 /// IPVS of a network namespace.
@@ -119,7 +119,7 @@ impl Ipvs {
         Some(reals.map(|(address, _)| *address).collect())
     }
 
-    /// Returns the timeouts of TCP, of TCP after a FIN, and of UDP, in seconds.
+    /// Timeouts of TCP, of TCP after a FIN, and of UDP, in seconds.
     pub fn timeouts(&self) -> [u32; 3] {
         self.timeouts
     }
@@ -230,7 +230,7 @@ impl Ipvs {
         message.kind == answer::CONTROLLER || command.is_ok_and(asks)
     }
 
-    /// Returns the command of a message to the family of IPVS.
+    /// Reads the command of a message to the family of IPVS.
     fn command(&self, message: &Message<'_>) -> Result<u8, Errno> {
         let header = message.header::<{ generic::HEADER }>();
         let [command, ..] = header.map_err(|_| Errno::EINVAL)?;

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::{Chain, Element, HEADER, Ruleset, Set, TABLE, Table, answer, kind};
 use crate::message::list;
 
-// What has its own number in each message.
+// Types of attributes, which differ from one kind of message to another.
 const CHAIN_HANDLE: u16 = 2;
 const CHAIN_POLICY: u16 = 5;
 const CHAIN_USE: u16 = 6;

@@ -62,7 +62,7 @@ pub struct Ruleset {
     handles: u64,
     /// Tables that a transaction changed.
     changed: Vec<(u8, String)>,
-    /// What those who listen are told next: what others changed.
+    /// Notifications of changes that others made, for the listeners to receive next.
     notifications: Vec<Vec<u8>>,
     /// Elements whose keys begin with these octets are refused.
     refused: Option<(Errno, Box<[u8]>)>,
@@ -95,13 +95,13 @@ struct Rule {
 struct Set {
     attributes: Stored,
     elements: BTreeMap<Key, Element>,
-    /// What is compared to tell whether two declarations are alike.
+    /// The declaration, to compare with another one of the same name.
     declared: nftables::Set,
     handle: u64,
 }
 
-/// What distinguishes an element: its key, the end of a range of concatenations, and
-/// whether it is the end of a range of single values.
+/// Key of an element: its own key, the end of a range of concatenations, and whether it is the end
+/// of a range of single values.
 type Key = (Box<[u8]>, Option<Box<[u8]>>, bool);
 
 #[derive(Clone)]
@@ -118,12 +118,12 @@ impl Element {
 }
 
 impl Ruleset {
-    /// Returns the number of the last change.
+    /// Number of the last change.
     pub fn generation(&self) -> u32 {
         self.generation
     }
 
-    /// Returns the names of the tables of `family`.
+    /// Names of the tables of `family`.
     pub fn tables(&self, family: Family) -> impl Iterator<Item = &str> {
         let of = family.number();
         let all = self.tables.keys().filter(move |(number, _)| *number == of);
@@ -262,8 +262,8 @@ impl Ruleset {
             .text(CHAIN_NAME, name)
     }
 
-    /// Returns the notification of a change of such a table: of a chain, or of a rule in it
-    /// and the chain that it jumps to.
+    /// The notification of a change of such a table: of a chain, or of a rule in it and the chain
+    /// that it jumps to.
     pub(super) fn notification(
         family: Family,
         table: &str,

@@ -344,7 +344,7 @@ fn look_up(
 }
 
 impl Set {
-    /// Returns the data of the element that the registers name; `None`: there is none.
+    /// Looks up the data of the element that the registers name; `None`: there is no such element.
     fn find(&self, registers: &[u8]) -> Option<Option<Datum>> {
         let there = self.elements.iter().filter(|(_, one)| one.is_there());
         if !self.declared.interval {

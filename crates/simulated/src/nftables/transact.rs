@@ -113,9 +113,9 @@ impl Ruleset {
     }
 }
 
-/// Returns the index of one of several messages that `at` chooses by what they contain:
-/// neither the order of messages nor that of elements in one matters, which need not follow
-/// from a seed.
+/// Index of one of several messages, chosen by `at` and their content: the result depends neither
+/// on the order of messages nor on that of elements in one, which may differ between runs with the
+/// same seed.
 fn by_content(messages: &[Message<'_>], at: usize) -> usize {
     let content = |index: &usize| {
         let message = &messages[*index];
@@ -333,7 +333,7 @@ fn read_element(of: Attribute<'_>) -> Option<(Key, Element)> {
     Some(((key?, end, flags & F_END != 0), element))
 }
 
-/// Returns the attributes of an element with this key and these data.
+/// Attributes of an element with this key and these data.
 pub(super) fn of_element(key: &[u8], data: Option<&[u8]>, timeout: Option<Duration>) -> Stored {
     let mut request = Request::new(0, 0, "", "");
     request = request.nested(KEY, |r| r.attribute(VALUE, key));
@@ -346,7 +346,7 @@ pub(super) fn of_element(key: &[u8], data: Option<&[u8]>, timeout: Option<Durati
     stored(&request, 0)
 }
 
-/// Returns the attributes of a chain that only has a name.
+/// Attributes of a chain that only has a name.
 pub(super) fn named_chain(table: &str, name: &str) -> Stored {
     let request = Request::new(0, 0, "", "").nfgenmsg(0);
     stored(&request.text(TABLE, table).text(CHAIN_NAME, name), HEADER)

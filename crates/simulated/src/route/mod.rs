@@ -255,7 +255,7 @@ impl Links {
         Ok(None)
     }
 
-    /// Returns the index of the link that a request is about.
+    /// Finds the index of the link that a request is about.
     fn named(&self, message: &Message<'_>) -> Result<u32, Errno> {
         let header = message.header::<LINK_HEADER>();
         let [_, _, _, _, a, b, c, d, ..] = header.map_err(|_| Errno::EINVAL)?;
@@ -362,8 +362,8 @@ pub(super) fn withdraws(message: &Message<'_>) -> bool {
     message.kind == libc::RTM_DELROUTE && of_kernel
 }
 
-/// What another process does with what is Tripod's: with all, or with the one with that number,
-/// modulo how many there are.
+/// Changes that another process makes to Tripod's objects: to all, or to the object with that
+/// number, modulo how many there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Edit {
     /// Removes routes.

@@ -32,7 +32,7 @@ pub(super) struct Policy {
     /// In the order of their priorities; rules of one priority in the order in which they were
     /// added.
     rules: Vec<Rule>,
-    /// What was deleted, to be notified of: each message with its group.
+    /// Deletions that have yet to be notified: each message with its group.
     deleted: Vec<(u32, Request)>,
     /// New routes to this address are refused, for this reason.
     refused: Option<(IpAddr, Errno)>,
@@ -117,7 +117,7 @@ impl Policy {
         rules.any(|rule| rule.family == family && rule.priority == priority)
     }
 
-    /// Returns the kind of the route to an address that a table has.
+    /// Finds the kind of the route to an address in a table.
     pub(super) fn found(&self, family: Family, table: u32, ip: &IpAddr) -> Option<u8> {
         let routes = self.routes.iter().filter(|route| {
             route.family == family && route.table == table && route.destination.contains(ip)

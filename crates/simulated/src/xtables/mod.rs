@@ -125,7 +125,7 @@ impl Table {
     }
 }
 
-/// Returns the table of that name, with its chains of the kernel.
+/// Finds the table of that name, with the kernel's chains in it.
 fn known(name: &str) -> Option<(&'static str, &'static [&'static str])> {
     TABLES.into_iter().find(|(table, _)| *table == name)
 }
@@ -189,7 +189,7 @@ impl Xtables {
         changed
     }
 
-    /// Returns the name of a chain that `is_meant`, if there is one in any table.
+    /// The name of a chain for which `is_meant` is true, from any table.
     pub fn find_chain(&self, is_meant: fn(&str) -> bool) -> Option<&str> {
         let mut chains = self.tables.values().flat_map(|table| table.chains.keys());
         chains.find(|name| is_meant(name)).map(String::as_str)
@@ -268,8 +268,7 @@ impl Xtables {
         saved
     }
 
-    /// Returns the size of a table of the legacy engine, which is made if it was not
-    /// there.
+    /// Size of a table of the legacy engine, which is created if it was not there.
     pub(super) fn size(&mut self, family: Family, name: &str) -> Result<Size, Errno> {
         let table = self.table_mut(family, name).ok_or(Errno::ENOENT)?;
         let chains = table.chains.values();
@@ -283,8 +282,8 @@ impl Xtables {
         })
     }
 
-    /// Returns the chains of a family: table, name, number, and how many rules are in them
-    /// or jump to them.
+    /// Lists the chains of a family: table, name, number, and how many rules are in them or jump to
+    /// them.
     pub(super) fn chains(
         &self,
         family: Family,
@@ -303,7 +302,7 @@ impl Xtables {
 /// Returns whether a chain is meant.
 pub type Names = fn(&str) -> bool;
 
-/// What another process does to a table. Numbers are modulo how many there are.
+/// Changes that another process makes to a table. Numbers are modulo how many there are.
 #[derive(Clone, Copy, Debug)]
 pub enum Edit {
     /// Takes the rules away of all chains.

@@ -16,12 +16,12 @@ use crate::{
     route::Links,
 };
 
-/// What decides about a packet besides rules.
+/// State of the node that decides about packets in addition to rules.
 #[derive(Clone, Copy)]
 pub(crate) struct Around<'a> {
     /// The node's own addresses.
     pub(crate) own: &'a [IpAddr],
-    /// What rules match against.
+    /// The sets of `-m set`.
     pub(crate) sets: &'a Sets,
     /// `None`: rules alone forward connections.
     pub(crate) ipvs: Option<Scheduling<'a>>,

@@ -89,7 +89,7 @@ impl fmt::Display for Refusal {
 }
 
 impl<'a> Batch<'a> {
-    /// Returns the input of iptables-restore, or ip6tables-restore.
+    /// Takes the input of iptables-restore, or ip6tables-restore.
     pub(crate) fn new(family: Family, text: &'a str) -> Batch<'a> {
         Batch {
             family,
@@ -104,7 +104,7 @@ impl<'a> Batch<'a> {
         self.refused = Some(at % self.lines.len().max(1));
     }
 
-    /// Returns the number of the next line, from 1, and the line.
+    /// Returns the next line, with its number from 1.
     fn next(&mut self) -> Option<(usize, &'a str)> {
         let line = self.lines.get(self.at)?;
         self.at += 1;
@@ -113,7 +113,7 @@ impl<'a> Batch<'a> {
 }
 
 impl Xtables {
-    /// Puts the next table of a batch in force. Returns false if there was none.
+    /// Applies the next table of a batch. Returns false if there was none.
     pub(crate) fn run_table(
         &mut self,
         batch: &mut Batch<'_>,
@@ -411,7 +411,7 @@ impl Change<'_> {
     }
 }
 
-/// Returns the number of a rule with which words begin, and what follows.
+/// Splits words after the number of a rule with which they may begin.
 fn place(words: &[String]) -> (Option<usize>, &[String]) {
     let number = words.first().and_then(|word| word.parse().ok());
     match number.filter(|number| *number > 0) {

@@ -12,7 +12,7 @@ pub(super) struct Bits {
 }
 
 impl Bits {
-    /// Returns the bits of an address.
+    /// An address as a number.
     fn number(ip: &IpAddr) -> u128 {
         let octets = octets(ip);
         let each = |number, octet: &u8| number << 8 | u128::from(*octet);
@@ -49,7 +49,7 @@ impl Bits {
     }
 }
 
-/// What a rule asks of a packet.
+/// A condition of a rule on packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Asks {
     Source(Bits),
@@ -70,7 +70,7 @@ pub(super) enum Asks {
     Remembers(String),
     /// A counter of that name is there.
     Account(String),
-    /// What those ends of it give is a member of that set.
+    /// The values at those ends of it are a member of that set.
     Set(String, Vec<End>),
     /// True of no packet here: there are neither bridges nor transparent sockets.
     Absent,
@@ -85,7 +85,7 @@ pub(super) enum End {
     Destination,
 }
 
-/// What becomes of a packet.
+/// Target of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Target {
     Nothing,
@@ -106,7 +106,7 @@ pub(super) enum Target {
 pub(super) struct Rule {
     /// The rule in the words of iptables-save, without its chain.
     pub(super) text: String,
-    /// What it asks; true: the rule matches if that is not so.
+    /// Its conditions; true: the condition is negated.
     pub(super) asks: Vec<(bool, Asks)>,
     pub(super) target: Target,
 }
@@ -149,7 +149,7 @@ impl Rule {
         }
     }
 
-    /// Returns the lists of recent sources that it uses.
+    /// The lists of recent sources that it uses.
     pub(super) fn lists(&self) -> impl Iterator<Item = &str> {
         let lists = self.asks.iter().map(|(_, asks)| match asks {
             Asks::Recently(list, _) | Asks::Remembers(list) => Some(&**list),
@@ -295,7 +295,7 @@ impl Reader<'_> {
                 Asks::Set(name, self.parsed(option, ends)?)
             }
             ("physdev", "--physdev-is-in") | ("socket", "--transparent") => Asks::Absent,
-            // What is translated to a wildcard address comes to a listener of Tripod.
+            // A packet translated to a wildcard address reaches a listener of Tripod.
             ("socket", "--nowildcard") => {
                 self.rule.asks.retain(|(_, asks)| *asks != Asks::Absent);
                 Asks::Nothing
@@ -447,7 +447,7 @@ fn quoted(word: &str) -> String {
     quoted + "\""
 }
 
-/// Returns the words of a line, without quotes.
+/// Splits a line into words, without quotes.
 pub(super) fn words(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     let (mut word, mut is_word) = (String::new(), false);

@@ -85,7 +85,7 @@ fn run(program: &str, arguments: &[&str], input: &str) -> (String, Option<String
     (printed, (!output.status.success()).then_some(errors))
 }
 
-/// Returns the number of the line that is blamed.
+/// Reads the number of the line that the error blames.
 fn blamed(error: &str) -> Option<u32> {
     let (_, after) = error.split_once("line")?;
     let after = after.trim_start_matches([':', ' ']);
@@ -93,7 +93,7 @@ fn blamed(error: &str) -> Option<u32> {
     after[..end.unwrap_or(after.len())].parse().ok()
 }
 
-/// Returns the rules of what iptables-save prints.
+/// The rules in the output of iptables-save.
 fn rules(saved: &str) -> Vec<String> {
     let lines = saved.lines().filter(|line| !line.starts_with('#'));
     let bare = lines.map(|line| match line.strip_prefix(':') {

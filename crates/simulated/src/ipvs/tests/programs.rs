@@ -13,7 +13,7 @@ const PROGRAMS: u64 = 12;
 const STEPS: usize = 40;
 const LINK: &str = "kube-ipvs0";
 
-/// What the programs run on.
+/// The simulated kernel that the test programs run on.
 struct Kernel {
     ipvs: Ipvs,
     route: Socket,
