@@ -245,8 +245,8 @@ impl Xtables {
     /// line by line: a node may have a hundred thousand of them. `None`: of all tables that
     /// there are; each begins with a line of a star and its name.
     ///
+    /// # Errors
     /// With the message of the program; lines may have been handed out before.
-    /// What the program wrote as its error; lines may have been handed out before.
     pub async fn read(&self, table: Option<&str>, each: impl FnMut(&str)) -> Result<(), Error> {
         let arguments = table.map_or_else(Vec::new, |table| vec!["-t", table]);
         self.print(&arguments, each).await
