@@ -1,17 +1,16 @@
-//! What of one family is not opened, because what guards it is not known to be in
-//! force: pure.
+//! Virtual servers of one family that stay closed because the rules that guard them are not known
+//! to be applied. Pure.
 //!
-//! Only what is not open is blocked: virtual servers that the kernel does not have yet, and
-//! those that are to keep callers out, if they have no usable endpoint, or have kept nobody
-//! out until now. What is open follows its endpoints, whatever fails: neither rules nor
-//! members concern them.
+//! Only closed virtual servers are blocked: those that the kernel does not have yet, and those that
+//! must keep callers out, if they have no usable endpoint, or have kept nobody out until now. Open
+//! virtual servers follow their endpoints, whatever fails: neither rules nor members concern them.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
 use super::plan::{Member, NodeContext, NonEmptySets, ServerId, Set};
 
-/// Returns true if a frontend with a member in `set` must not be opened before the
-/// rules that match against that set are in force.
+/// Returns true if a frontend with a member in `set` must not be opened before the rules that match
+/// against that set are applied.
 ///
 /// | set | its rule | without it |
 /// |---|---|---|
@@ -20,15 +19,14 @@ use super::plan::{Member, NodeContext, NonEmptySets, ServerId, Set};
 /// | `LoadBalancer`, `ExternalIp`, `NodePort*` | nat: callers are masqueraded | endpoints on other nodes answer past this one, so a connection hangs where it should be refused |
 /// | `LoadBalancerLocal`, `NodePortLocal*` | nat: callers are spared that | endpoints of policy Local see this node as the caller |
 /// | `FullNat`, `Direct` | nat: always masqueraded, or never | answers do not come back |
-/// | `ClusterIp` | nat: callers outside the cluster are masqueraded | only these get no answer; so it guards nothing, unless all callers are to be masqueraded |
+/// | `ClusterIp` | nat: callers outside the cluster are masqueraded | only these get no answer; so it guards nothing, unless all callers are masqueraded |
 ///
-/// `ServiceIps` is matched by rules that are always there: they keep what
-/// listens on this node from being reached through addresses of Services. So
-/// nothing is opened before any rules are in force. The other sets guard nothing:
-/// `LoopBack` is for endpoints that call themselves, `HealthCheckNodePort` for a
-/// listener of this process, `SourceIp` and `SourceCidr` admit, and
-/// `ExternalIpLocal` only keeps the rules of others away. No rule guards a frontend
-/// of policy Local without endpoints here: its virtual server has none.
+/// `ServiceIps` is matched by rules that are always there: they keep clients from reaching other
+/// listeners of this node through addresses of Services. So nothing is opened before the first
+/// rules are applied. The other sets guard nothing: `LoopBack` is for endpoints that call
+/// themselves, `HealthCheckNodePort` for a listener of this process, `SourceIp` and `SourceCidr`
+/// admit callers, and `ExternalIpLocal` only keeps the rules of others away. No rule guards a
+/// frontend of policy Local without endpoints here: its virtual server has none.
 pub fn guards(set: Set, node: &NodeContext) -> bool {
     match set {
         Set::Firewall
@@ -74,7 +72,7 @@ pub fn guarding(frontend: &ServerId, members: &[Member], node: &NodeContext) -> 
     members.map(|member| member.set).collect()
 }
 
-/// What one sync of a family does not open.
+/// Frontends that one sync of a family does not open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Blocked {
     /// Frontends whose guarding member was refused.
@@ -102,7 +100,7 @@ impl Blocked {
     }
 
     /// Returns true if the rules for the sets `guarding`, or members in them, which guard
-    /// `frontend`, are not in force; `rules` is as for [`blocks`](Self::blocks).
+    /// `frontend`, are not applied; `rules` is as for [`blocks`](Self::blocks).
     pub fn lacks(
         &self,
         frontend: &ServerId,
@@ -114,9 +112,9 @@ impl Blocked {
             || self.unguarded_addresses.contains(&frontend.address.ip())
     }
 
-    /// Returns true, and records it, if `frontend`, which is not open, is to stay
-    /// closed. The rules for the sets `guarding` guard it; `rules` are the sets that the
-    /// rules known to be in force match against, `None` if no rules are known to be.
+    /// Returns true, and records it, if `frontend`, which is closed, must stay closed. The rules
+    /// for the sets `guarding` guard it; `rules` are the sets that the rules known to be applied
+    /// match against, `None` if no rules are known to be applied.
     pub fn blocks(
         &mut self,
         frontend: &ServerId,
@@ -177,8 +175,7 @@ mod tests {
     #[test]
     fn a_frontend_waits_for_the_rules_that_guard_it_and_no_others() {
         use Set::{ClusterIp, ExternalIp, Firewall, LoadBalancer, NodePortTcp, ServiceIps};
-        // What the frontend at port 80 has, which rules are in force, and whether it
-        // may be opened.
+        // Sets of the frontend at port 80, the applied rules, and whether it may be opened.
         type Sets = &'static [Set];
         let cases: [(Sets, Option<Sets>, bool); 9] = [
             (&[ClusterIp, ServiceIps], None, false),

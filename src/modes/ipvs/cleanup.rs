@@ -36,7 +36,7 @@ pub const OWNED: Owned = Owned {
     shared: None,
 };
 
-/// What ipvs mode installs.
+/// The objects that ipvs mode installs.
 pub struct Installed;
 
 impl Cleanup for Installed {
@@ -109,7 +109,7 @@ async fn remove_rules(preserved: &Preserved) -> Result<(), Error> {
     outcome
 }
 
-/// Returns the chains of ipvs mode that are there, whoever installed them.
+/// Lists the chains of ipvs mode that are there, whoever installed them.
 ///
 /// # Errors
 /// When some cannot be read.

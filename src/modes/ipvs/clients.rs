@@ -271,7 +271,7 @@ impl Clients {
         Ok(())
     }
 
-    /// Returns the members of a set; none if there is no such set.
+    /// Lists the members of a set; none if there is no such set.
     ///
     /// # Errors
     /// When the kernel refuses.

@@ -1,4 +1,4 @@
-//! How the kernel differs from what it is to hold. Nothing is changed to find out.
+//! Differences between the kernel and the desired state. Nothing is changed to find them.
 
 use hashbrown::HashSet;
 use ipvs::ipset::Element;
@@ -29,13 +29,13 @@ pub fn desired(map: &ServiceMap, applied: &Desired) -> Desired {
     desired
 }
 
-/// What the kernel holds of one family, and what it is to hold.
+/// The kernel's state of one family, and the desired one.
 pub struct Comparison<'a> {
     /// Which of the two is compared.
     pub family: Family,
     /// The interfaces of the kernel.
     pub clients: &'a mut Clients,
-    /// What the kernel is to hold.
+    /// The desired state.
     pub desired: &'a Desired,
     /// Settings of the mode.
     pub options: &'a Options,

@@ -62,15 +62,15 @@ pub struct Present<'a> {
 /// How a virtual server becomes the desired one.
 #[derive(Debug, Default, PartialEq)]
 pub struct ServerDifference {
-    /// What is to be changed: new real servers first, those that are removed last.
+    /// The changes to make: new real servers first, removals last.
     pub changes: Vec<Change>,
     /// The real servers that are drained on.
     pub drained: Vec<Drained>,
 }
 
-/// Returns what makes a virtual server that is `present` the `desired` one, where `drains`
-/// are under way. `limit` is how long the connections of a real server that is removed may
-/// go on, `None`: as long as they last.
+/// Changes that turn the virtual server that is `present` into the `desired` one, where `drains`
+/// are under way. `limit` is how long the connections of a removed real server may continue,
+/// `None`: as long as they last.
 pub fn server_difference(
     desired: &plan::VirtualServer,
     present: Option<Present<'_>>,
@@ -130,13 +130,13 @@ pub fn server_difference(
     ServerDifference { changes, drained }
 }
 
-/// Orders the changes of sets. What closes or masquerades is added before the virtual server that
-/// needs it, and removed after it; what spares a source from being masqueraded is added after the
-/// endpoints elsewhere were removed, and removed before they are added. What keeps callers out of a
-/// virtual server that stays is removed when it sends to its new endpoints alone, but before rules
-/// are written: rules for a member that an earlier process could not remove would keep callers out
-/// again. Nor are more callers let in before that, where virtual servers are to `follow` their
-/// endpoints.
+/// Orders the changes of sets. A member that closes or masquerades is added before the virtual
+/// server that needs it, and removed after it. A member that spares a source from being masqueraded
+/// is added after the endpoints elsewhere were removed, and removed before they are added. A member
+/// that keeps callers out of a virtual server that stays is removed when the server sends only to
+/// its new endpoints, but before rules are written: rules for a member that an earlier process
+/// could not remove would keep callers out again. Nor are more callers let in before that, where
+/// virtual servers have to `follow` their endpoints.
 fn member_steps(dirty: &Dirty, needed: &Needs, follow: &HashSet<ServerId>) -> MemberSteps {
     let mut steps = MemberSteps::default();
     let shut_out = shut_out(dirty, needed);
@@ -276,8 +276,8 @@ pub fn dirty(family: Family, observed: &Observed, needed: &Needs) -> Dirty {
     }
 }
 
-/// Returns the members of `set` that are not as desired; `observed` are those that the
-/// kernel has, and `servers` its virtual servers.
+/// Finds the members of `set` that are not as desired; `observed` are those that the kernel has,
+/// and `servers` its virtual servers.
 pub fn dirty_members(
     set: Set,
     family: Family,

@@ -27,7 +27,7 @@ pub const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// As often as kube-proxy counts them (`rsCheckDeleteInterval`).
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// What is done with a real server that no ServicePort needs any more.
+/// Treatment of a real server that no ServicePort needs any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrainAction {
     /// It gets no new connections, and those that it has are counted again.
@@ -46,11 +46,11 @@ pub struct Leaving {
     pub weight: u32,
     /// How many connections it has, active and inactive ones.
     pub connections: u32,
-    /// How long they may go on; `None`: as long as they last.
+    /// How long they may continue; `None`: as long as they last.
     pub limit: Option<Duration>,
 }
 
-/// A real server whose draining goes on.
+/// A real server that is still being drained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drained {
     /// Its address and port.
@@ -85,7 +85,7 @@ pub struct Period {
 }
 
 impl Drains {
-    /// Returns what is to be done with a real server that no ServicePort needs.
+    /// Decides how to treat a real server that no ServicePort needs.
     pub fn decide(&self, frontend: &ServerId, leaving: &Leaving, now: Instant) -> DrainAction {
         let (real, limit) = (leaving.address, leaving.limit);
         // Only TCP shows when a connection is over.
@@ -145,7 +145,7 @@ impl Drains {
         }
     }
 
-    /// Returns the virtual servers whose connections are to be counted now.
+    /// Virtual servers whose connections are due to be counted.
     pub fn due(&self, now: Instant) -> impl Iterator<Item = ServerId> {
         let due = self.due.iter().take_while(move |(at, _)| *at <= now);
         due.map(|(_, frontend)| *frontend)

@@ -13,7 +13,7 @@ use crate::{
     services::{ServiceMap, ServicePort},
 };
 
-/// What ipvs mode does on every node.
+/// Behaviour of ipvs mode that is the same on every node.
 pub(in crate::modes) const PROPERTIES: Properties = Properties {
     mode: ModeName::Ipvs,
     carrier: Carrier::Ipvs,

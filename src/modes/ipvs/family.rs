@@ -35,7 +35,7 @@ use crate::{
 /// One IP family of the mode.
 pub struct ServedFamily {
     family: Family,
-    /// Whether the kernel holds what was applied, and what is to be applied again.
+    /// Whether the kernel has the applied state, and the changes that must be applied again.
     pub state: FamilyState<Dirty>,
     /// Virtual servers in the kernel.
     servers: Servers,
@@ -43,12 +43,12 @@ pub struct ServedFamily {
     asked_for: Option<ServerId>,
     drains: Drains,
     rules: FamilyRules,
-    /// What other programs changed.
+    /// Repairs of changes by other programs.
     repairs: Repairs,
     progress: SyncProgress,
 }
 
-/// What a sync of one family has to do.
+/// Work of a sync of one family.
 #[derive(Debug, Default)]
 pub struct Work {
     /// Everything is compared with the kernel, which is observed for that.
@@ -60,10 +60,10 @@ pub struct Work {
     examined: usize,
 }
 
-/// What was observed in the kernel of one family, except rules.
+/// Observed state of one family in the kernel, except rules.
 #[derive(Debug)]
 pub struct Observation {
-    /// What is not as desired; for virtual servers, all that are ours.
+    /// Objects that are not as desired; of virtual servers, all that are ours.
     dirty: Dirty,
     /// Virtual servers that were put there and are not there any more.
     lost: HashSet<ServerId>,
@@ -79,11 +79,11 @@ impl Observation {
     }
 }
 
-/// What the families of the mode share in a sync.
+/// State that the families of the mode share in a sync.
 pub struct Shared<'a> {
     /// The interfaces of the kernel.
     pub clients: &'a mut Clients,
-    /// What is to be in force.
+    /// The desired state.
     pub desired: &'a Desired,
     /// Settings of the mode.
     pub options: &'a Options,
@@ -134,7 +134,7 @@ impl ServedFamily {
         })
     }
 
-    /// Returns false if another process changed the rules in force, as far as that shows
+    /// Returns false if another process changed the applied rules, as far as that can be seen
     /// without reading them.
     pub fn has_rules(&mut self) -> bool {
         self.rules.is_unmodified()
@@ -220,7 +220,7 @@ impl ServedFamily {
         })
     }
 
-    /// Returns what differs from what is to be in the kernel, rules included.
+    /// Lists the differences between the kernel and the desired state, rules included.
     ///
     /// # Errors
     /// When something cannot be read.
@@ -327,7 +327,7 @@ impl ServedFamily {
             self.repairs.log(&sets.chain(others).collect::<Vec<_>>());
         }
         dirty.frontends.extend(&changed.frontends);
-        // What changed and was missing besides was made to be missing by another program.
+        // A frontend that changed and was also missing had been removed by another program.
         changed.frontends.retain(|one| !lost.contains(one));
         full.known = (!is_first).then_some(changed);
         self.execute(&dirty, Some(&full), shared).await

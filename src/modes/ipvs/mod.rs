@@ -1,10 +1,9 @@
 //! ipvs mode: virtual servers in the kernel's IPVS.
 //!
-//! [`plan`] says what each ServicePort needs, `desired` what all of them need together.
-//! A sync updates what is desired; a full one also observes what the kernel holds
-//! (`observe`). `diff` says which steps turn that into what is desired, `execute` runs
-//! them in a safe order. A guard that is not in force blocks only what it guards, and
-//! only while that is not open: see `blocked`.
+//! [`plan`] says what each ServicePort needs, `desired` adds up the needs of all. A sync updates
+//! the desired state; a full one also observes the kernel (`observe`). `diff` finds the steps from
+//! the observed to the desired state, `execute` runs them in a safe order. A guard that is not
+//! applied blocks only the frontends that it guards, and only while they are closed: see `blocked`.
 
 mod blocked;
 mod cleanup;
@@ -65,7 +64,7 @@ use crate::{
     services::{ServiceMap, ServicePortName},
 };
 
-/// What kube-proxy counts in this mode.
+/// Counters of kube-proxy in this mode.
 pub const UNWRITTEN: [UnwrittenCounter; 1] = [(
     Unwritten::Rules,
     "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
@@ -90,7 +89,7 @@ pub enum Error {
     Rules {
         /// The family whose rules they are.
         family: Family,
-        /// What the program answered.
+        /// The error of the program.
         source: xtables::Error,
     },
     /// It is not known which chains are there.
@@ -127,7 +126,7 @@ pub struct Ipvs {
 /// The names of sets that were missing, of each family that is due.
 type MadeSets = PerFamily<Option<Result<Vec<&'static str>, netlink::Error>>>;
 
-/// What was observed of each family that was due.
+/// Observed state of each family that was due.
 type Observations = PerFamily<Option<Result<Observation, netlink::Error>>>;
 
 impl Ipvs {
@@ -193,8 +192,8 @@ impl Ipvs {
         }
     }
 
-    /// Ensures what everything else needs: settings and the dummy link. Finds out what
-    /// plans depend on, and forgets all ServicePorts if that has changed.
+    /// Sets up the settings and the dummy link, which everything else needs. Detects the properties
+    /// of the node that plans depend on, and forgets all ServicePorts if they have changed.
     fn update_node(&mut self, map: &ServiceMap) -> Result<(), netlink::Error> {
         // Before settings, which exist only with the module.
         if self.clients.was_loaded_anew()? {
@@ -261,7 +260,7 @@ impl Ipvs {
             let missing = self.clients.missing_schedulers(asked)?;
             self.desired.add_missing_schedulers(missing);
         }
-        // What is known of the node may have changed.
+        // The detected properties of the node may have changed.
         let due = self.must_observe(asked);
         Ok(asked.map(|family, changes| {
             let changes = changes?;

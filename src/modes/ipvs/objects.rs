@@ -5,23 +5,23 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::plan::{LINK, Member, ServerId};
 
-/// Returns the name of the virtual server at `frontend`.
+/// Name of the virtual server at `frontend`.
 pub fn virtual_server(frontend: &ServerId) -> String {
     format!("virtual server {frontend}")
 }
 
-/// Returns the name of a real server of the virtual server at `frontend`.
+/// Name of a real server of the virtual server at `frontend`.
 pub fn real_server(address: SocketAddr, frontend: &ServerId) -> String {
     format!("real server {address} of virtual server {frontend}")
 }
 
-/// Returns the name of a member of a set.
+/// Name of a member of a set.
 pub fn member(member: &Member) -> String {
     let set = member.set.name(member.family);
     format!("member {} of set {set}", member.element)
 }
 
-/// Returns the name of an address of the dummy link.
+/// Name of an address of the dummy link.
 pub fn address(ip: &IpAddr) -> String {
     format!("address {ip} of link {LINK}")
 }

@@ -30,7 +30,6 @@ use crate::{node::Served, services::ServiceMap};
 pub struct ServerDigest(u64);
 
 impl ServerDigest {
-    /// Returns the digest of `server`.
     pub fn of(server: &VirtualServer) -> ServerDigest {
         ServerDigest(hash(server))
     }
@@ -39,7 +38,7 @@ impl ServerDigest {
 /// Virtual servers, each with how it spreads connections.
 pub type Servers = HashMap<ServerId, ServerDigest>;
 
-/// What is listed for both families at once.
+/// Objects that are listed for both families at once.
 #[derive(Debug)]
 pub struct Listing {
     /// Virtual servers of all programs, except those that schedulers are tried with.
@@ -136,7 +135,7 @@ impl Listing {
     }
 }
 
-/// What the kernel holds of one family, except members of sets and rules.
+/// Observed state of one family, except members of sets and rules.
 #[derive(Debug, Default)]
 pub struct Observed {
     /// Virtual servers that are ours.

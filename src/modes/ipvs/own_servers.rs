@@ -9,14 +9,14 @@ use net::{Family, Protocol};
 
 use super::plan::{Member, Set};
 
-/// What distinguishes our virtual servers from those of other programs.
+/// Criteria that tell our virtual servers from those of other programs.
 #[derive(Debug, Default)]
 pub struct OwnServers {
     /// Addresses of Services: those of the dummy link, and of the set that names them.
     pub services: BTreeSet<IpAddr>,
     /// The node's own addresses.
     pub node: BTreeSet<IpAddr>,
-    /// What the sets name at the node's own addresses.
+    /// The frontends at the node's own addresses that the sets name.
     pub named: NamedFrontends,
 }
 

@@ -1,5 +1,5 @@
-//! The whole plan as text that `ipset restore`, `iptables-restore` and
-//! `ipvsadm -R` read, in the order in which it is to be applied.
+//! The whole plan as text that `ipset restore`, `iptables-restore` and `ipvsadm -R` read, in the
+//! order in which they must be run.
 
 use std::{
     fmt::{self, Write},

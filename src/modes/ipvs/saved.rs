@@ -1,5 +1,5 @@
-//! What the kernel holds of ipvs mode except rules, in the words in which [`render`] says
-//! what it is to hold. It is read only.
+//! The kernel's state of ipvs mode except rules, in the same words as [`render`] prints the desired
+//! state. It is only read.
 //!
 //! [`render`]: super::render::render
 

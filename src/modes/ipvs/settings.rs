@@ -16,7 +16,7 @@ const REUSE_MODE_EXISTS: (u32, u32) = (4, 1);
 /// A setting of the kernel as ipvs mode needs it.
 struct Sysctl {
     setting: Setting,
-    /// What goes wrong without it, for the log.
+    /// The consequence of not having it, for the log.
     without: &'static str,
 }
 

@@ -8,7 +8,7 @@ use net::Family;
 
 use super::plan::{Member, ServerId, Set};
 
-/// What a step does with a member or an address.
+/// The change of a member or an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Action {
     /// It is removed.
@@ -22,7 +22,7 @@ pub enum Action {
 pub struct MemberStep {
     /// The member of a set.
     pub member: Member,
-    /// What is done with it.
+    /// Its change.
     pub action: Action,
 }
 
@@ -36,7 +36,7 @@ pub struct Steps {
     pub members: MemberSteps,
     /// Virtual servers that are open, and follow their endpoints.
     pub follow: HashSet<ServerId>,
-    /// Virtual servers that are to be opened.
+    /// Virtual servers to open.
     pub open: HashSet<ServerId>,
     /// Addresses that the dummy link gets ...
     pub add_addresses: Vec<IpAddr>,

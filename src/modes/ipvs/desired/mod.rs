@@ -80,7 +80,7 @@ impl Desired {
         &self.needs
     }
 
-    /// Returns the names of the ServicePorts, in no particular order.
+    /// Names of the ServicePorts, in no particular order.
     pub fn names(&self) -> impl Iterator<Item = &ServicePortName> {
         self.ports.keys()
     }
@@ -96,7 +96,6 @@ impl Desired {
         self.ports.get(name)
     }
 
-    /// Returns the plan of `port`.
     pub fn plan(&self, port: &ServicePort) -> ServicePlan {
         plan::plan(port, &self.node)
     }

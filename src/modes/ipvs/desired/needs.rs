@@ -18,7 +18,7 @@ use crate::{
     services::ServicePortName,
 };
 
-/// What all ServicePorts need together.
+/// Objects that all ServicePorts need together.
 #[derive(Debug, Default)]
 pub struct Needs {
     members: References<Member>,
@@ -37,7 +37,7 @@ pub enum Serving {
     BeginsOrEnds,
 }
 
-/// What may differ from the kernel, and is to be compared with it.
+/// Objects that may differ from the kernel, and must be compared with it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dirty {
     /// Members of sets that were added or removed.
@@ -150,15 +150,15 @@ impl Needs {
         self.set_sizes.get(family)[set as usize]
     }
 
-    /// Returns the sets of `family` that have members.
+    /// The sets of `family` that have members.
     pub fn non_empty(&self, family: Family) -> NonEmptySets {
         let all = Set::ALL.into_iter();
         all.filter(|set| self.size(*set, family) > 0).collect()
     }
 }
 
-/// Counts a user of what is `new` instead of what was `old`; both are sorted. Returns what
-/// has its first user now, or has lost its last one.
+/// Counts a user of each object in `new`, and one less of each in `old`; both are sorted. Returns
+/// the objects that got their first user or lost their last one.
 fn replace<T: Copy + Ord + Hash>(users: &mut References<T>, old: &[T], new: &[T]) -> Vec<T> {
     let is_among = |all: &[T], one: &T| all.binary_search(one).is_ok();
     // Additions come first: what both need must not go to zero in between.

@@ -187,8 +187,8 @@ fn sets_change_when_no_client_gets_through_for_it() {
     let is_narrowed: Steps = &[(SourceCidr, Remove)];
     let is_local: Steps = &[(LoadBalancerLocal, Add)];
     let is_cluster: Steps = &[(LoadBalancerLocal, Remove)];
-    // What changes before anything opens, when what is open follows its endpoints, when all is
-    // open, and after all is closed.
+    // Changes before anything opens, when open virtual servers follow their endpoints, when all are
+    // open, and after all are closed.
     let cases: [(&str, ServicePlan, ServicePlan, [Steps; 4]); 7] = [
         (
             "new, with ranges",
@@ -287,7 +287,7 @@ fn callers_are_let_in_when_an_open_virtual_server_left_its_old_endpoints() {
         plan
     };
     let old = plan("rr", &["10.9.0.0/16"]);
-    // Another network; a part of the one that was let in; and where no virtual server changes.
+    // Another network; a part of the former one; and a case where no virtual server changes.
     let cases: [(&str, &str, [&[Action]; 2]); 3] = [
         ("lc", "10.8.0.0/16", [&[Remove], &[Add]]),
         ("lc", "10.9.8.0/24", [&[Add, Remove], &[]]),

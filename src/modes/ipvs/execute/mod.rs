@@ -1,11 +1,11 @@
-//! Runs the steps of one family in an order that never lets in callers that are to be
-//! kept out, and reports what of each ServicePort is not in force.
+//! Runs the steps of one family in an order that never lets in callers that must be kept out, and
+//! reports every part of a ServicePort that could not be applied.
 //!
 //! Members of sets that close and masquerade are added first; then virtual servers that are open
 //! follow their endpoints; then rules are written, and then new virtual servers and addresses are
-//! added. Removal is in the reverse order. Nothing is flushed: what is there already and right
-//! stays untouched, whoever put it there. A guard that is not in force blocks only what it guards,
-//! and only while that is not open: see `blocked`.
+//! added. Removal is in the reverse order. Nothing is flushed: objects that are there already and
+//! right stay untouched, whoever added them. A guard that is not applied blocks only the frontends
+//! that it guards, and only while they are closed: see `blocked`.
 
 mod servers;
 
@@ -40,10 +40,10 @@ use crate::{
     services::ServicePortName,
 };
 
-/// What is counted while steps are run.
+/// The objects that are counted while steps are run.
 const COUNTED: &str = "virtual servers, addresses and members of sets";
 
-/// What a full sync knows beyond what changed.
+/// Facts from observing the kernel, which only a full sync has.
 #[derive(Debug)]
 pub struct Full {
     /// Real servers that the kernel has.
@@ -52,8 +52,8 @@ pub struct Full {
     pub non_empty: NonEmptySets,
     /// Addresses of the dummy link that the kernel may choose as a source.
     pub eligible: Vec<IpAddr>,
-    /// What is known to have changed: what else differs was changed by another program. `None`
-    /// where nothing was observed before.
+    /// Changes known from ServicePorts: any other difference was caused by another program. `None`
+    /// if nothing was observed before.
     pub known: Option<Dirty>,
 }
 
@@ -63,9 +63,9 @@ pub struct Execution<'a> {
     pub family: Family,
     /// The interfaces of the kernel.
     pub clients: &'a mut Clients,
-    /// What is to be in force.
+    /// The desired state.
     pub desired: &'a Desired,
-    /// How long connections go on, and which virtual servers are not ours.
+    /// How long connections may continue, and which virtual servers are not ours.
     pub options: &'a Options,
     /// Virtual servers that the kernel has, which the sync changes.
     pub servers: &'a mut Servers,
@@ -73,15 +73,15 @@ pub struct Execution<'a> {
     pub drains: &'a mut Drains,
     /// The rules around the virtual servers.
     pub rules: &'a mut FamilyRules,
-    /// What else is known on a full sync; `None`: the sync is partial.
+    /// Observations of a full sync; `None`: the sync is partial.
     pub full: Option<&'a Full>,
-    /// Records what of each ServicePort is not in force, and what is pending.
+    /// Records the parts of each ServicePort that are not applied, and pending work.
     pub state: &'a mut FamilyState<Dirty>,
     /// Records what is repaired.
     pub repairs: &'a mut Repairs,
     /// When the sync of this family began.
     pub now: Instant,
-    /// What came of the steps that were run.
+    /// Results of the steps that were run.
     pub results: Results,
     /// Counts the steps.
     pub progress: &'a SyncProgress,
@@ -98,14 +98,14 @@ pub enum Repaired {
     Some,
 }
 
-/// What came of the steps that were run so far.
+/// Results of the steps that were run so far.
 #[derive(Debug, Default)]
 pub struct Results {
-    /// What is not opened.
+    /// Frontends that are not opened.
     blocked: Blocked,
     /// Sets that cannot hold what they should, each with the reason.
     too_small: BTreeMap<Set, String>,
-    /// What is to be applied again.
+    /// Changes that must be applied again.
     again: Dirty,
     /// Virtual servers that still send to real servers which should have been removed.
     not_followed: BTreeSet<ServerId>,

@@ -22,8 +22,8 @@ use crate::{
 const BATCH: usize = 2000;
 
 impl Execution<'_> {
-    /// Makes virtual servers that are open follow their endpoints. Returns those that must
-    /// wait, as new ones do, until the rules are in force.
+    /// Makes virtual servers that are open follow their endpoints. Returns those that must wait, as
+    /// new ones do, until the rules are applied.
     pub(super) fn follow(
         &mut self,
         frontends: &HashSet<ServerId>,
@@ -51,7 +51,7 @@ impl Execution<'_> {
     }
 
     /// Returns true if `server` must not get its endpoints yet: the `members` that make it keep
-    /// callers out are not in force, and either one of them is new, or it has no usable endpoint.
+    /// callers out are not applied, and either one of them is new, or it has no usable endpoint.
     fn waits_for_rules(
         &mut self,
         server: &VirtualServer,
@@ -121,14 +121,14 @@ impl Execution<'_> {
         Ok(())
     }
 
-    /// Reports the ServicePorts that are open while rules that guard them are not in force:
-    /// what was open before got source ranges or another policy.
+    /// Reports the ServicePorts that are open while rules that guard them are not applied: they
+    /// were open before they got source ranges or another policy.
     pub(super) fn report_unguarded(&mut self) {
         let needed = self.desired.needs().non_empty(self.family);
         let in_force = match self.rules.in_force() {
             Some(sets) => sets,
             None if self.rules.failure().is_some() => NonEmptySets::default(),
-            // Rules of an earlier process, which were not read yet, may be in force.
+            // Rules of an earlier process, which were not read yet, may still be there.
             None => return,
         };
         let node = self.desired.node();
@@ -187,8 +187,7 @@ impl Execution<'_> {
             .collect()
     }
 
-    /// Returns the plan of `port`, with those of its virtual servers that are its own
-    /// and among `frontends`.
+    /// Plans `port`, with those of its virtual servers that are its own and among `frontends`.
     fn plan_of(&self, port: &ServicePort, frontends: &HashSet<ServerId>) -> ServicePlan {
         let mut plan = self.desired.plan(port);
         let needs = self.desired.needs();
@@ -199,7 +198,7 @@ impl Execution<'_> {
         plan
     }
 
-    /// Appends the changes that make the kernel's virtual server the one that `port` needs.
+    /// Appends the changes that turn the kernel's virtual server into the one for `port`.
     fn bring_in_line(
         &mut self,
         port: &ServicePort,
@@ -297,7 +296,7 @@ impl Execution<'_> {
             return Ok(of_reals);
         }
         let outcomes = self.clients.ipvs.apply(changes)?;
-        // What is asked for a virtual server that was refused is refused too.
+        // Changes of a refused virtual server are refused too.
         let mut refused: Option<ServerId> = None;
         for (change, outcome) in changes.iter().zip(outcomes) {
             let frontend = frontend_of(change);

@@ -1,10 +1,10 @@
-//! Plans for ServicePorts what the kernel is to hold: virtual servers, members of sets,
-//! addresses of the dummy link, and the rules around them, as kube-proxy's ipvs mode
-//! has them (`pkg/proxy/ipvs`, 1.36).
+//! Plans the kernel objects of ServicePorts: virtual servers, members of sets, addresses of the
+//! dummy link, and the rules around them, as kube-proxy's ipvs mode has them (`pkg/proxy/ipvs`,
+//! 1.36).
 //!
-//! Pure: nothing here reads the kernel or keeps state. What a ServicePort needs
-//! depends on it and on the [`NodeContext`] alone; the [`rules`] depend on the
-//! context and on which sets have members.
+//! Pure: nothing here reads the kernel or keeps state. The plan of a ServicePort depends on it and
+//! on the [`NodeContext`] alone; the [`rules`] depend on the context and on which sets have
+//! members.
 
 mod node_context;
 mod options;
@@ -33,7 +33,7 @@ use self::{servers::SchedulingParameters, sets::storable};
 pub use crate::modes::detect_local::DetectLocal;
 use crate::services::{Endpoint, Forwarding, ServicePort, TrafficPolicy};
 
-/// What one ServicePort needs.
+/// The objects that one ServicePort needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServicePlan {
     /// Virtual servers, each frontend once.

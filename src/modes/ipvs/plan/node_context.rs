@@ -8,8 +8,8 @@ use net::{Family, PerFamily};
 use super::{Member, Options, ServerId};
 use crate::{modes::detect_local::DetectLocal, node::Served, services::Node};
 
-/// What plans depend on of this node and its kernel. A difference in any field makes
-/// every plan a new one.
+/// Properties of this node and its kernel that plans depend on. A difference in any field changes
+/// every plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeContext {
     /// Scheduler of Services that name none.

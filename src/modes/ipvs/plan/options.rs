@@ -1,4 +1,4 @@
-//! How ipvs mode is to run: what the configuration says.
+//! Configuration of ipvs mode.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -33,8 +33,8 @@ pub struct Options {
     pub strict_arp: bool,
     /// How long IPVS keeps idle connections; zero leaves the kernel's value.
     pub timeouts: Timeouts,
-    /// How long connections to an endpoint that left a Service may go on where
-    /// the Service does not say; `None`: as long as they last.
+    /// How long connections to an endpoint that left a Service may continue if the Service does not
+    /// say; `None`: as long as they last.
     pub drain_timeout: Option<Duration>,
 }
 

@@ -56,7 +56,7 @@ pub fn interest(table: Table, chain: &str) -> Interest {
     }
 }
 
-/// Returns the rules of `family`, where the `non_empty` sets have members.
+/// Plans the rules of `family`, where the `non_empty` sets have members.
 pub fn rules(
     family: Family,
     node: &NodeContext,
@@ -250,7 +250,7 @@ impl Builder<'_> {
                 .with(Match::LocalAddress(Negatable::Is(Side::Destination)))
                 .jump(NODE_PORT),
         );
-        // Other rules of nat must not translate what IPVS is to get.
+        // Other rules of nat must not translate packets for IPVS.
         for set in [Set::ClusterIp, Set::LoadBalancer] {
             if self.non_empty.contains(set) {
                 rules.push(self.in_set(Rule::new(), set).target(Target::Accept));

@@ -10,7 +10,7 @@ use crate::services::{Endpoint, Forwarding, ServicePort, SessionAffinity, Traffi
 /// A virtual server with its real servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VirtualServer {
-    /// What distinguishes it from other virtual servers.
+    /// The key of the virtual server.
     pub frontend: ServerId,
     /// How the kernel spreads connections.
     pub scheduler: Arc<str>,
@@ -37,8 +37,8 @@ impl VirtualServer {
         ["sh", "mh"].contains(&&*self.scheduler)
     }
 
-    /// Returns how long connections of a real server that is removed may go on, where `limit` is
-    /// the time for other schedulers; `None`: as long as they last.
+    /// Returns how long connections of a removed real server may continue, where `limit` is the
+    /// time for other schedulers; `None`: as long as they last.
     pub fn drain_limit(&self, limit: Option<Duration>) -> Option<Duration> {
         if refuses_clients(&self.scheduler) {
             return Some(Duration::ZERO);
@@ -78,10 +78,10 @@ pub fn asked_scheduler(port: &ServicePort, default: &Arc<str>) -> Arc<str> {
     }
 }
 
-/// Returns the scheduler of `port`.
+/// Chooses the scheduler of `port`.
 ///
 /// # Errors
-/// Why [`ROUND_ROBIN`] takes the place of the one that it asks for.
+/// With the reason to use [`ROUND_ROBIN`] instead of the scheduler that it asks for.
 pub(super) fn scheduler(port: &ServicePort, node: &NodeContext) -> Result<Arc<str>, String> {
     let asked = asked_scheduler(port, &node.scheduler);
     if node.missing_schedulers.contains(&asked) {
@@ -102,7 +102,6 @@ pub(super) struct SchedulingParameters<'a> {
 }
 
 impl<'a> SchedulingParameters<'a> {
-    /// Returns the parameters of `port` on this `node`.
     pub(super) fn new(port: &'a ServicePort, node: &NodeContext) -> SchedulingParameters<'a> {
         SchedulingParameters {
             port,

@@ -64,7 +64,7 @@ pub struct Member {
     pub set: Set,
     /// The family whose set that is.
     pub family: Family,
-    /// What the kernel keeps in the set.
+    /// The element of the kernel's set.
     pub element: Element,
 }
 
@@ -163,7 +163,7 @@ impl Set {
         }
     }
 
-    /// Returns the set of `family` as the kernel takes it.
+    /// The set of `family` with the name and kind that the kernel has for it.
     pub fn kernel_set(self, family: Family) -> ipset::Set {
         ipset::Set::new(self.name(family), self.kind(), family)
     }
@@ -216,8 +216,8 @@ impl Set {
         }
     }
 
-    /// Returns the set of node ports of that protocol: every one for Cluster, those
-    /// of policy Local for Local.
+    /// The set of node ports of that protocol: every one for Cluster, those of policy Local for
+    /// Local.
     pub(super) fn node_ports(protocol: Protocol, policy: TrafficPolicy) -> Set {
         match (protocol, policy) {
             (Protocol::Tcp, TrafficPolicy::Cluster) => Set::NodePortTcp,
@@ -229,8 +229,7 @@ impl Set {
         }
     }
 
-    /// Returns the protocol of its members where they are ports alone; `None` where
-    /// each names its own.
+    /// The protocol of its members if they are ports alone; `None` if each names its own.
     pub(super) fn protocol_of_ports(self) -> Option<Protocol> {
         match self {
             Set::NodePortTcp | Set::NodePortLocalTcp => Some(Protocol::Tcp),

@@ -1,4 +1,4 @@
-//! The rules of one family, and which of them are known to be in force.
+//! The rules of one family, and which of them are known to be applied.
 
 mod outline;
 mod tables;
@@ -29,15 +29,15 @@ pub struct FamilyRules {
     /// Notices changes by others.
     watch: Option<Watch>,
     in_force: InForce,
-    /// What other programs had changed and was repaired.
+    /// Repaired changes of other programs.
     repaired: Vec<String>,
 }
 
-/// What is known about the rules in force.
+/// State of the rules in the kernel, as far as known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct InForce {
-    /// Sets that the rules known to be in force match against; `None`: no rules are known
-    /// to be.
+    /// Sets that the rules known to be applied match against; `None`: no rules are known to be
+    /// applied.
     sets: Option<NonEmptySets>,
     /// Why the rules are not as they should be.
     failure: Option<String>,
@@ -47,12 +47,12 @@ struct InForce {
 
 impl InForce {
     /// Records that the rules for the case that the `non_empty` sets have members are being
-    /// written: from now on, any of these rules or of the former ones may be in force.
+    /// written: from now on, the kernel may have any of these rules or of the former ones.
     fn changing_to(&mut self, non_empty: NonEmptySets) {
         self.sets = self.sets.map(|before| before & non_empty);
     }
 
-    /// Records that the rules for the case that the `non_empty` sets have members are in force.
+    /// Records that the rules for the case that the `non_empty` sets have members are applied.
     fn set(&mut self, non_empty: NonEmptySets) {
         self.sets = Some(non_empty);
         self.failure = None;
@@ -74,8 +74,8 @@ impl InForce {
 }
 
 impl FamilyRules {
-    /// Returns the rules of `family`, none of which are known to be in force; instead of what
-    /// writes them there may be the reason why nothing can.
+    /// Starts with rules of `family` of which none are known to be applied; `writer` may be the
+    /// reason why no program can write them.
     pub fn new(family: Family, writer: Result<RuleWriter, String>) -> FamilyRules {
         let engine = writer.as_ref().ok().map(RuleWriter::engine);
         FamilyRules {
@@ -98,8 +98,8 @@ impl FamilyRules {
         self.writer.as_ref().ok().map(RuleWriter::engine)
     }
 
-    /// Returns the sets that the rules known to be in force match against; `None`: no
-    /// rules are known to be.
+    /// The sets that the rules known to be applied match against; `None`: no rules are known to be
+    /// applied.
     pub fn in_force(&self) -> Option<NonEmptySets> {
         self.in_force.sets
     }
@@ -109,8 +109,8 @@ impl FamilyRules {
         self.in_force.failure.as_deref()
     }
 
-    /// Returns what is reported about rules that could not be written; `None` if they are in force,
-    /// or if no program writes them: then only what needs rules is reported.
+    /// Message about rules that could not be written; `None` if they are applied, or if no program
+    /// writes them: then only frontends that need rules are reported.
     pub fn unwritten(&self) -> Option<String> {
         self.writer.as_ref().ok()?;
         let why = self.failure()?;
@@ -131,7 +131,7 @@ impl FamilyRules {
         std::mem::take(&mut self.repaired)
     }
 
-    /// Returns false if another process changed the rules in force, as far as that shows
+    /// Returns false if another process changed the applied rules, as far as that can be seen
     /// without reading them.
     pub fn is_unmodified(&mut self) -> bool {
         let settled = self.next_check().is_none() && self.in_force.failure.is_none();
@@ -145,9 +145,9 @@ impl FamilyRules {
         self.writer.as_ref().ok()?.next_check()
     }
 
-    /// Asks for the rules, before anything is opened: for sets that are `needed`, or
-    /// had members until now. On a full sync, `observed` are the sets that have members
-    /// in the kernel, and the rules in force are read again.
+    /// Asks for the rules, before anything is opened: for sets that are `needed`, or had members
+    /// until now. On a full sync, `observed` are the sets that have members in the kernel, and the
+    /// applied rules are read again.
     pub fn ask(
         &mut self,
         node: &NodeContext,
@@ -169,8 +169,8 @@ impl FamilyRules {
         }
     }
 
-    /// Waits for the rules that were asked for: longer if none are known to be in
-    /// force, since nothing can be opened then.
+    /// Waits for the requested rules: longer if none are known to be applied, since nothing can be
+    /// opened then.
     pub async fn wait(&mut self) {
         let Ok(writer) = &mut self.writer else {
             return;

@@ -22,7 +22,7 @@ pub struct Outline {
 }
 
 impl Outline {
-    /// Returns the outline of `rules` of `family`, of which nothing was found yet.
+    /// Outlines `rules` of `family`, none of which were found yet.
     pub fn of(rules: &RuleSet, family: Family) -> Outline {
         let mut desired = HashMap::<_, HashMap<_, Targets>>::new();
         let mut add = |table: Table, chain: &str, rules: &[Rule]| {

@@ -17,30 +17,30 @@ use crate::modes::{Difference, ipvs::plan::interest};
 /// How often rules are written in a row if another program changes them in between.
 const ATTEMPTS: usize = 3;
 
-/// What became of the rules that were in force before.
+/// Fate of the rules that were applied before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Previous {
-    /// They are still in force.
+    /// They are still applied.
     InForce,
     /// Some of them are known to be gone.
     Lost,
 }
 
-/// The tables of iptables or ip6tables, and what of ours is in force there.
+/// The tables of iptables or ip6tables, and our rules in them.
 #[derive(Debug)]
 pub struct Tables {
     writer: Writer,
-    /// The rules that were in force when that was last known.
+    /// The rules that were applied, when that was last known.
     in_force: Option<RuleSet>,
-    /// The rules that a failed write was to put in force; some of them may be.
+    /// The rules of a failed write; some of them may be applied.
     attempted: Option<RuleSet>,
-    /// What became of the rules that were in force before.
+    /// The fate of the rules that were applied before.
     previous: Previous,
-    /// What the tables held right after rules were written, where the program words
-    /// them otherwise than we do.
+    /// Content of the tables right after rules were written, where the program words them otherwise
+    /// than we do.
     reworded: Option<Reworded>,
-    /// What is to be written when the virtual servers are there: iptables mode serves
-    /// the traffic until then, through a chain of the same name.
+    /// Changes that wait until the virtual servers are there: iptables mode serves the traffic
+    /// until then, through a chain of the same name.
     later: Option<Takeover>,
 }
 
@@ -70,8 +70,7 @@ impl Tables {
         }
     }
 
-    /// Returns what became of the rules that were in force before, as far as they
-    /// could not be put back.
+    /// The fate of the rules that were applied before, as far as they could not be put back.
     pub fn previous(&self) -> Previous {
         self.previous
     }
@@ -81,12 +80,11 @@ impl Tables {
         self.later.is_some()
     }
 
-    /// Reads the tables, and puts `rules` in force where they are not. Each table takes
-    /// effect in one step. Returns what was in force before and was changed by another
-    /// program.
+    /// Reads the tables, and applies `rules` where they differ. Each table takes effect in one
+    /// step. Returns the applied rules that another program had changed.
     ///
     /// # Errors
-    /// When the program failed; the next call reads what is in force.
+    /// When the program failed; the next call reads the tables again.
     pub async fn ensure(&mut self, rules: RuleSet) -> Result<Vec<String>, Error> {
         let mut is_iptables_mode = false;
         let observed = self
@@ -154,8 +152,8 @@ impl Tables {
         }
     }
 
-    /// Returns which of the rules that were in force no longer are, unless a failed
-    /// write may have left them so.
+    /// Returns which of the applied rules are no longer there, unless a failed write may have
+    /// caused that.
     fn changed(&self, observed: &Observed) -> Vec<String> {
         let unlike = |rules: &RuleSet| self.difference(observed, rules).repaired();
         let before = self.in_force.as_ref();
@@ -180,11 +178,11 @@ impl Tables {
         self.previous = Previous::InForce;
     }
 
-    /// Runs these phases of `transaction`, after which `rules` are in force, and reads how
-    /// the program words them.
+    /// Runs these phases of `transaction`, after which `rules` are applied, and reads how the
+    /// program words them.
     ///
-    /// What another program changes in between must not be taken for the program's
-    /// wording: it would count as in force from then on. So such rules are written again.
+    /// A change by another program in between must not be taken for the program's wording: it would
+    /// count as applied from then on. So such rules are written again.
     async fn write(
         &mut self,
         transaction: &Transaction<()>,

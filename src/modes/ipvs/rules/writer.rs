@@ -26,8 +26,8 @@ use crate::{
     },
 };
 
-/// How long a sync waits for an answer while no rules are known to be in force, and
-/// nothing can be opened; and after what time a missing answer is reported.
+/// How long a sync waits for an answer while no rules are known to be applied, and nothing can be
+/// opened; and after what time a missing answer is reported.
 pub const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// How long a sync waits for an answer otherwise.
 pub const SHORT_WAIT: Duration = Duration::from_secs(1);
@@ -39,7 +39,7 @@ const POLL: Duration = Duration::from_millis(100);
 /// The same for a program that seems not to end.
 const LONGEST_POLL: Duration = Duration::from_secs(5);
 
-/// What the thread is asked for.
+/// A request to the thread.
 enum Request {
     Ensure(RuleSet),
     TakeOver,
@@ -49,7 +49,7 @@ enum Request {
 /// The thread's answer to a request.
 #[derive(Debug)]
 struct Answer {
-    /// What other programs had changed and was repaired.
+    /// Repaired changes of other programs.
     outcome: Result<Vec<String>, Error>,
     previous: Previous,
     takes_over_later: bool,
@@ -60,7 +60,7 @@ struct Answer {
 pub enum Read {
     /// Even if they should be as asked for.
     Always,
-    /// Only if others were in force at the last answer.
+    /// Only if other rules were applied at the last answer.
     IfTheyDiffer,
 }
 
@@ -73,21 +73,21 @@ struct UnderWay {
     non_empty: NonEmptySets,
 }
 
-/// What came of a request.
+/// Outcome of a request.
 #[derive(Debug)]
 pub enum Outcome {
-    /// The rules that were asked for are in force.
+    /// The requested rules are applied.
     InForce {
         /// The sets that they match against.
         sets: NonEmptySets,
-        /// What other programs had changed and was repaired.
+        /// Repaired changes of other programs.
         repaired: Vec<String>,
     },
-    /// They are not in force.
+    /// They are not applied.
     Failed {
-        /// What the program, or the thread, failed with.
+        /// The error of the program, or of the thread.
         error: Error,
-        /// What became of the rules that were in force before.
+        /// The fate of the rules that were applied before.
         previous: Previous,
     },
 }
@@ -103,7 +103,7 @@ pub struct RuleWriter {
     requests: UnboundedSender<Request>,
     answers: UnboundedReceiver<Answer>,
     under_way: Option<UnderWay>,
-    /// What was in force at the last answer, if it was a good one.
+    /// Rules that were applied at the last answer, if it was a good one.
     in_force: Option<RuleSet>,
     takes_over_later: bool,
     backoff: Backoff,
@@ -155,10 +155,9 @@ impl RuleWriter {
         self.engine
     }
 
-    /// Asks for the rules for the case that the `non_empty` sets have members. Does
-    /// nothing if they were in force at the last answer, unless they are to be `read`;
-    /// nor while a request is under way, or one that failed is not to be tried again
-    /// yet. Returns true if it asked.
+    /// Asks for the rules for the case that the `non_empty` sets have members. Does nothing if they
+    /// were applied at the last answer, unless they have to be `read`; nor while a request is under
+    /// way, or while a failed one must not be tried again yet. Returns true if it asked.
     pub fn ask(&mut self, node: &NodeContext, non_empty: NonEmptySets, read: Read) -> bool {
         if self.under_way.is_some() || self.is_backing_off() {
             return false;
@@ -338,8 +337,8 @@ async fn work(
     while let Some(request) = asked.recv().await {
         let outcome = match request {
             Request::Compare(rules, mut reply) => {
-                // The caller may have stopped waiting, and then rules that are to be
-                // written must not wait for its request.
+                // The caller may have stopped waiting, and then rules that are due must not wait
+                // for its request.
                 tokio::select! {
                     compared = tables.compare(&rules) => {
                         let _ = reply.send(compared);
