@@ -11,10 +11,10 @@ use crate::{
     services::{ByName, ServiceMap, ServicePort, ServicePortName},
 };
 
-/// What was applied. The rules themselves are not stored: they follow from
-/// the ServicePort, which the service map holds anyway, and the options.
+/// The applied state. The rules themselves are not stored: they follow from the ServicePort, which
+/// the service map holds anyway, and the options.
 pub struct Applied {
-    /// What the rules depend on.
+    /// The options that the rules depend on.
     pub options: Options,
     /// How many rules there are.
     pub rules: RuleCount,
@@ -81,7 +81,7 @@ impl Applied {
         self.ports.get(name)
     }
 
-    /// Returns the names of all ServicePorts.
+    /// Names of all ServicePorts.
     pub fn names(&self) -> impl Iterator<Item = &ServicePortName> {
         self.ports.iter().map(|port| &port.name)
     }

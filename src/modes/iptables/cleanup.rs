@@ -35,7 +35,7 @@ pub const OWNED: Owned = Owned {
     }),
 };
 
-/// What iptables mode installs, in both engines of the kernel.
+/// The objects that iptables mode installs, in both engines of the kernel.
 pub struct Installed;
 
 impl Cleanup for Installed {
@@ -73,7 +73,7 @@ impl Cleanup for Installed {
     }
 }
 
-/// Returns the chains of iptables mode that are there, whoever installed them.
+/// Lists the chains of iptables mode that are there, whoever installed them.
 ///
 /// # Errors
 /// When some cannot be read.

@@ -9,7 +9,7 @@ use xtables::{
     transaction::{Action, Op},
 };
 
-/// What a sync processed and wrote.
+/// Work of a sync: ServicePorts processed and rules written.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Done {
     /// Number of ServicePorts that were planned.

@@ -21,7 +21,7 @@ pub struct Counters {
     partial_failures: IntCounterVec,
 }
 
-/// What could not be written.
+/// Rules that could not be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// A change, after which everything was compared.

@@ -41,7 +41,7 @@ pub struct Limits {
     pub weight: usize,
 }
 
-/// What has to change for some ServicePorts.
+/// Changes for some ServicePorts.
 pub struct Change {
     /// The steps that make the change.
     pub transaction: Transaction<ServicePortName>,
@@ -119,7 +119,7 @@ impl Change {
         self.ports.len()
     }
 
-    /// Adds to `applied` that this change is in force.
+    /// Records in `applied` that this change has been applied.
     pub fn commit(self, applied: &mut Applied) {
         for (name, port) in self.ports {
             match port {
@@ -258,15 +258,15 @@ impl Full {
         }
     }
 
-    /// Returns the steps of `port` in table nat, if it takes some: the removal of rules that jump
-    /// to its chains, and all additions, with the removal of the rules that they replace.
+    /// Plans the steps of `port` in table nat, if it takes some: the removal of rules that jump to
+    /// its chains, and all additions, with the removal of the rules that they replace.
     ///
-    /// Both belong into one transaction. If the rules were removed with all else that is stale, an
-    /// address that the ServicePort no longer has would be translated to its new endpoints until
-    /// then, which clients of that address may not reach in any version of it; and for long if the
-    /// sync ends in between. They are two groups so that an address that is removed is closed even
-    /// if the additions are refused; one that stays is not closed. Chains of many endpoints come
-    /// before, so that no more than one weighs more than `limit`.
+    /// Both belong into one transaction. If the rules were removed with everything else that is
+    /// stale, an address that the ServicePort no longer has would be translated to its new
+    /// endpoints until then, which clients of that address may not reach in any version of it; and
+    /// for a long time if the sync ends in between. They are two groups so that a removed address
+    /// is closed even if the additions are refused; an address that stays is not closed. Chains of
+    /// many endpoints come before, so that no more than one of them weighs more than `limit`.
     pub fn translation(&mut self, port: &ServicePort, limit: usize) -> Option<Translation> {
         let rules = plan::plan(port, &self.applied.options);
         let mut comes = missing(&rules, &[Table::Nat], &mut self.comparison);

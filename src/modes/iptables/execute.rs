@@ -14,16 +14,16 @@ use super::{
 };
 use crate::{modes::progress::SyncProgress, services::ServicePortName};
 
-/// What is counted. How many chains they have becomes known one ServicePort after the other.
+/// The objects that are counted. The number of their chains becomes known with each ServicePort.
 const COUNTED: &str = "ServicePorts";
 
 /// Runs the steps of one sync of one family.
 pub struct Execution<'a> {
     writer: &'a Writer,
     progress: &'a SyncProgress,
-    /// What was done.
+    /// Work of the steps that were run.
     pub done: Done,
-    /// What was refused.
+    /// Steps that were refused.
     pub refusals: Refusals<ServicePortName>,
     /// The chains that changed, by name; `None`: nobody asks for them.
     changed: Option<BTreeSet<String>>,
@@ -50,7 +50,7 @@ impl Execution<'_> {
         self.changed = Some(BTreeSet::new());
     }
 
-    /// Returns the names of the chains that were changed and recorded.
+    /// Names of the chains that were changed and recorded.
     pub fn changed_chains(&self) -> impl Iterator<Item = &String> {
         self.changed.iter().flatten()
     }

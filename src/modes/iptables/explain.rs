@@ -17,7 +17,7 @@ use crate::{
     services::{Changes, ServiceMap, ServicePort, SessionAffinity},
 };
 
-/// What iptables mode does on every node.
+/// Behaviour of iptables mode that is the same on every node.
 pub(in crate::modes) const PROPERTIES: Properties = Properties {
     mode: ModeName::Iptables,
     carrier: Carrier::Rules,

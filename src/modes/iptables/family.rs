@@ -51,7 +51,7 @@ pub struct ServedFamily {
     pub writer: Writer,
     /// Notices changes by others.
     pub watch: SyncWatch,
-    /// What was applied, unless the cache's state is unknown.
+    /// The applied state, unless the cache's state is unknown.
     applied: Option<Applied>,
     /// With the ServicePorts of which more changes with the next sync.
     state: FamilyState<HashSet<ServicePortName>>,
@@ -63,7 +63,7 @@ pub struct ServedFamily {
     repairs: Repairs,
     progress: SyncProgress,
     accounts: Accounts,
-    /// Why the kernel's rules could not be read when they were to be compared.
+    /// Why the kernel's rules could not be read for a comparison.
     unread: Option<String>,
     /// Whether table mangle can be read; where it cannot, nothing is written to it either.
     has_mangle: bool,
@@ -79,7 +79,7 @@ enum Differs {
 }
 
 impl ServedFamily {
-    /// Returns the rules of one family, written with these tools.
+    /// Takes over the rules of one family, written with these tools.
     ///
     /// # Errors
     /// When rules cannot use something that iptables mode does not work without.
@@ -169,7 +169,7 @@ impl ServedFamily {
         fixed
     }
 
-    /// Brings the kernel in step with `map`. Returns what that took, and what is to be reported.
+    /// Brings the kernel in step with `map`. Returns the work that it took, and a report.
     ///
     /// # Errors
     /// When something was refused that all ServicePorts need, or the kernel could
@@ -193,7 +193,7 @@ impl ServedFamily {
                 self.state.flows.rules_were_missing(self.family, map);
             }
         } else if self.watch.misses_changes() {
-            // What is written anew may have been missing.
+            // Rules that are now written again may have been missing.
             let names = changes.ports.iter();
             let of_family = names.filter(|name| name.family == self.family);
             self.state.flows.came_in_force(of_family, map);
@@ -256,7 +256,7 @@ impl ServedFamily {
         Limits { chains, weight }
     }
 
-    /// Compares the tables with what they are to hold for `map`. Changes nothing.
+    /// Compares the tables with their desired state for `map`. Changes nothing.
     ///
     /// # Errors
     /// When the tables cannot be read.
@@ -372,7 +372,7 @@ impl ServedFamily {
             let all = map.iter().map(|port| &port.name);
             names.extend(all.filter(of_family).chain(&gone));
         }
-        // What the kernel has of those is not known.
+        // The kernel's rules of failed ServicePorts are not known.
         names.retain(|name| !self.state.has_failed(name));
         names.sort_unstable();
         names.dedup();

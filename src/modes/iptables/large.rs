@@ -163,9 +163,9 @@ fn limited(
     }
 }
 
-/// Returns the steps of one ServicePort, divided where nothing is different for its clients
-/// meanwhile if they weigh more than `limit`: chains that are filled before others jump to them,
-/// all that belongs together, and chains that are deleted when no rule jumps to them any more.
+/// Divides the steps of one ServicePort if they weigh more than `limit`, at points where nothing
+/// changes for its clients: chains that are filled before others jump to them, everything that
+/// belongs together, and chains that are deleted when no rule jumps to them any more.
 pub fn divided(group: Group<ServicePortName>, limit: usize) -> Vec<Group<ServicePortName>> {
     if group.weight() <= limit {
         return vec![group];

@@ -1,11 +1,10 @@
 //! iptables mode: the KUBE-SVC chains.
 //!
-//! [`plan`] says what is to be there, `diff` which steps bring that about, and
-//! `execute` runs them. A change is planned for the ServicePorts concerned, as they
-//! were and as they are, and the difference is written. At the start, for repair and
-//! when something was refused, the kernel is read (`observe`), and the difference to
-//! that is written. Either way a table changes as a whole, and rules that keep clients
-//! out are written before those that let them through.
+//! [`plan`] says which rules are desired, `diff` finds the steps to them, and `execute` runs the
+//! steps. A change is planned for the ServicePorts concerned, as they were and as they are, and the
+//! difference is written. At the start, for repair and after a refusal, the kernel is read
+//! (`observe`), and the difference from that is written. Either way a table changes as a whole, and
+//! rules that keep clients out are written before those that let them through.
 
 mod accounts;
 mod applied;
@@ -69,9 +68,9 @@ pub enum Error {
     Impossible {
         /// The family that is not served.
         family: Family,
-        /// What is missing, as iptables names it.
+        /// The missing feature, as iptables names it.
         what: &'static str,
-        /// What it is needed for, and how to get it.
+        /// Why the mode needs it, and how to get it.
         remedy: &'static str,
     },
 }
@@ -87,13 +86,12 @@ pub struct Iptables {
 }
 
 impl Iptables {
-    /// Returns the mode on a `kernel` that was examined; changes nothing yet. A family
-    /// that the kernel, or the node, cannot do is left out, with a warning. Metrics are
-    /// shown by `registry`.
+    /// Opens the mode on a `kernel` that was examined; changes nothing yet. A family that the
+    /// kernel, or the node, does not support is left out, with a warning. Metrics are shown by
+    /// `registry`.
     ///
     /// # Errors
-    /// When neither family works: that of the first, which is the one that the
-    /// configuration prefers.
+    /// When neither family works: with the error of the first, which the configuration prefers.
     pub fn new(setup: Setup, kernel: &Kernel, registry: &Registry) -> Result<Iptables, SyncError> {
         let counters = Counters::register(registry).map_err(Error::from)?;
         let families = PerFamily::each(|family| {
@@ -164,8 +162,8 @@ impl Mode for Iptables {
         let PerFamily { v4, v6 } = &mut self.families;
         let (v4, v6) = tokio::join!(sync(v4), sync(v6));
         let mut synced = PerFamily { v4, v6 };
-        // For a family that failed, the number is not known; its count is then not what
-        // is expected, and everything is read the next time.
+        // For a family that failed, the number is not known; its count then differs from the
+        // expected one, and everything is read the next time.
         let made = [&synced.v4, &synced.v6].into_iter().flatten().flatten();
         let made = made.map(|(done, _)| done.transactions).sum();
         let mut outcomes = not_served(&self.families, map, asked);

@@ -12,11 +12,11 @@ use super::plan::names;
 /// How names of kube-proxy's chains before 1.24 begin that later ones do not have.
 const OLD: &str = "KUBE-XLB-";
 
-/// Reads the chains of this mode in all tables. Returns also why table mangle was not read, if it
-/// was not: no packet of a Service depends on it, so that the others are compared all the same.
+/// Reads the chains of this mode in all tables. Also returns why table mangle was not read, if that
+/// failed: no packet of a Service depends on it, so the other tables are compared all the same.
 ///
 /// # Errors
-/// What the program wrote as its error.
+/// With the message of the program.
 pub async fn observe(writer: &Writer) -> Result<(Observed, Option<Error>), Error> {
     match writer.observe(interest, &Table::ALL, |_, _| {}).await {
         Ok(observed) => Ok((observed, None)),

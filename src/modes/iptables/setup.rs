@@ -22,7 +22,7 @@ use crate::{
 /// forged (`Documentation/networking/ip-sysctl.rst`).
 const ROUTE_LOCALNET: &str = probe::Setting::RouteLocalnet.name();
 
-/// What iptables mode is started with.
+/// Configuration of iptables mode.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// The configuration as it was given.
@@ -31,7 +31,7 @@ pub struct Setup {
     pub configured: Effective,
     /// On which addresses node ports are served.
     pub node_ports: Arc<NodePorts>,
-    /// How packets are to find their ServicePort (`--iptables-dispatch`).
+    /// The way in which packets find their ServicePort (`--iptables-dispatch`).
     pub dispatch: DispatchChoice,
     /// See [`Options::undivided`].
     pub undivided: usize,

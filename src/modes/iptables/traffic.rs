@@ -39,8 +39,8 @@ pub struct Traffic {
     next: Option<Instant>,
 }
 
-/// What was read last. It stays while it is read anew, so that meanwhile a caller does not
-/// find less than before.
+/// The counts that were read last. They stay while new ones are read, so that meanwhile a caller
+/// does not find less than before.
 #[derive(Clone, Debug)]
 pub struct Counts {
     counted: Namespaces,
@@ -70,7 +70,7 @@ impl Traffic {
     /// Reads the counts, unless that was done lately.
     ///
     /// # Errors
-    /// What the program wrote as its error; nothing is known of its family then.
+    /// With the message of the program; nothing is known of its family then.
     pub async fn refresh(&mut self) -> Result<(), Error> {
         let begun = Instant::now();
         if self.next.is_some_and(|next| begun < next) {
@@ -91,7 +91,7 @@ impl Traffic {
     }
 }
 
-/// Returns the counts of one family. Names of both families differ, as they are made of addresses.
+/// Reads the counts of one family. Names of both families differ, as they are made of addresses.
 async fn read(writer: &Writer) -> Result<Found, Error> {
     let mut found = Found::new();
     let each = |rule: Line<'_>, packets| {

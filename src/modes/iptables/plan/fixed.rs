@@ -12,7 +12,8 @@ use crate::{
     node::Served,
 };
 
-/// Returns the counters of nfacct that rules use, of ServicePorts as well. They must exist before.
+/// Counters of nfacct that rules use, those of ServicePorts as well. They must exist before the
+/// rules.
 pub fn accounts(options: &Options) -> Vec<&'static str> {
     let mut accounts = Vec::new();
     if options.features.contains(Extension::Nfacct) {
@@ -33,7 +34,7 @@ pub fn fixed(options: &Options) -> RuleSet {
     RuleSet { chains, jumps }
 }
 
-/// Returns the part of it that keeps neighbours from this node's loopback addresses.
+/// The part of [`fixed`] that keeps neighbours from this node's loopback addresses.
 pub fn loopback_guard(options: &Options) -> RuleSet {
     let (mut chains, mut jumps) = (chains(options), jumps(options));
     chains.retain(|chain| chain.name == names::FIREWALL);
@@ -165,10 +166,9 @@ fn jumps(options: &Options) -> Vec<Jump> {
     ]
 }
 
-/// What is sent to the node and to no Service's address may be for a node port.
-/// kube-proxy looks up the node's addresses within the networks that serve node ports;
-/// here the kernel does (`addrtype`), so that an address that is added or removed needs
-/// no new rule.
+/// Packets to an address of the node that is no Service's may be for a node port. kube-proxy looks
+/// up the node's addresses within the networks that serve node ports; here the kernel does
+/// (`addrtype`), so that an address that is added or removed needs no new rule.
 fn to_node_ports(options: &Options) -> Vec<Rule> {
     let loopback = options.family.loopback();
     let text = "kubernetes service nodeports; NOTE: this must be the last rule in this chain";

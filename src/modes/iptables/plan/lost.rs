@@ -1,8 +1,8 @@
-//! What extensions that a kernel does not have cost.
+//! The cost of extensions that a kernel does not have.
 
 use xtables::extension::Extension;
 
-/// What is lost without an extension: what follows from that, for people.
+/// Consequence of each missing extension, for people.
 pub const LOST: [(Extension, &str); 9] = [
     (
         Extension::Comment,
@@ -50,8 +50,8 @@ pub const LOST: [(Extension, &str); 9] = [
     ),
 ];
 
-/// What the mode cannot run without: what it is needed for, and which kernel modules have
-/// it.
+/// Extensions that the mode cannot run without: their purpose, and the kernel modules that have
+/// them.
 pub const NEEDED: [(Extension, &str); 3] = [
     (
         Extension::Dnat,

@@ -1,11 +1,11 @@
-//! Plans rules for ServicePorts: what iptables and ip6tables are to hold, with
-//! kube-proxy's chains, by kube-proxy's names (`pkg/proxy/iptables`, 1.36).
+//! Plans rules for ServicePorts: the desired state of iptables and ip6tables, with kube-proxy's
+//! chains, by kube-proxy's names (`pkg/proxy/iptables`, 1.36).
 //!
-//! Pure: nothing here reads the kernel or remembers anything. A ServicePort's
-//! rules depend on it and on the [`Options`] alone, never on other Services,
-//! so a change concerns what [`plan`](plan()) gives for the ports that changed.
+//! Pure: nothing here reads the kernel or remembers anything. A ServicePort's rules depend on it
+//! and on the [`Options`] alone, never on other Services, so a change concerns only the results of
+//! [`plan`](plan()) for the ports that changed.
 //!
-//! Three kinds of things come out:
+//! A plan has three parts:
 //! - chains of a ServicePort's own, which are written whole;
 //! - entries in chains that all share (KUBE-SERVICES and the like);
 //! - steps on the way to a shared chain of the [index](Dispatch::Indexed). Ports

@@ -26,10 +26,9 @@ pub const INVALID_DROPPED: &str = "ct_state_invalid_dropped_pkts";
 /// Packets to node ports on loopback.
 pub const LOCALHOST_ACCEPTED: &str = "localhost_nps_accepted_pkts";
 
-/// What the names of a ServicePort's own chains begin with, and those of the
-/// index: kube-proxy, if it takes over, deletes chains of the nat table that
-/// begin so and that it has no use for, all at once. Any other beginning would
-/// leave chains that refer to those it deletes, which the kernel refuses.
+/// Prefixes of the names of a ServicePort's own chains, and those of the index. When kube-proxy
+/// takes over, it deletes unused chains of the nat table with these prefixes, all at once. Any
+/// other prefix would leave chains that refer to the deleted ones, which the kernel refuses.
 pub const OWN_PREFIXES: [&str; 5] = [
     "KUBE-SVC-",
     "KUBE-SVL-",
@@ -45,9 +44,9 @@ pub struct PortChains {
     pub cluster: String,
     /// For connections to endpoints of this node.
     pub local: String,
-    /// What comes to external addresses and node ports.
+    /// For connections to external addresses and node ports.
     pub external: String,
-    /// What comes to load-balancer addresses that have source ranges.
+    /// For connections to load-balancer addresses that have source ranges.
     pub firewall: String,
 }
 
@@ -64,7 +63,7 @@ impl PortChains {
         }
     }
 
-    /// Returns the names of all of them.
+    /// All four names.
     pub fn all(&self) -> [&str; 4] {
         let PortChains {
             cluster,
@@ -98,7 +97,7 @@ pub(super) fn part(endpoint: &str) -> u8 {
     rank(0) * 4 + rank(1) / 8
 }
 
-/// Returns the name of the chain that chooses among the endpoints of `part` for `chain`.
+/// Name of the chain that chooses among the endpoints of `part` for `chain`.
 pub(super) fn chain_of_part(chain: &str, part: u8) -> String {
     // No hash of a ServicePort holds a dash.
     format!("{chain}-{part:02X}")

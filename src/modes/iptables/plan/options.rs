@@ -17,8 +17,8 @@ use crate::{
     services::Node,
 };
 
-/// What the rules depend on besides the ServicePorts themselves. Anything that differs
-/// here makes every plan a new one.
+/// Input of plans apart from the ServicePorts themselves. A difference in any field changes every
+/// plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// iptables or ip6tables.
@@ -64,7 +64,7 @@ pub enum Dispatch {
     Indexed,
 }
 
-/// What `--iptables-dispatch` asks for.
+/// Values of `--iptables-dispatch`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DispatchChoice {
     /// Linear for few ServicePorts, indexed for many.
@@ -78,17 +78,16 @@ pub enum DispatchChoice {
 
 /// ServicePorts of a family above which `auto` means indexed.
 const MANY: usize = 1000;
-/// What is usual for [`Options::undivided`]: iptables-nft-restore takes about 50 ms for a chain of
-/// so many rules, and a time that grows with the square of their number.
+/// Usual value of [`Options::undivided`]: iptables-nft-restore takes about 50 ms for a chain of so
+/// many rules, and a time that grows with the square of their number.
 pub const UNDIVIDED: usize = 1024;
 /// Endpoints of a family above which comments cost too much: kube-proxy's
 /// `largeClusterEndpointsThreshold`.
 const LARGE: usize = 1000;
 
 impl DispatchChoice {
-    /// Returns the dispatch for that number of ServicePorts. A change rewrites
-    /// everything, so what is in force `now` stays until their number clearly asks for
-    /// the other.
+    /// Chooses the dispatch for that number of ServicePorts. A change rewrites everything, so the
+    /// dispatch used `now` stays until their number clearly asks for the other.
     pub fn dispatch(self, service_ports: usize, now: Option<Dispatch>) -> Dispatch {
         let indexed = now == Some(Dispatch::Indexed);
         match self {

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::services::{ServicePort, SessionAffinity, TrafficPolicy};
 
-/// Returns the rules of one ServicePort of the options' family.
+/// Plans the rules of one ServicePort of the options' family.
 pub fn plan(port: &ServicePort, options: &Options) -> OwnerRules {
     if !is_possible(port, &options.features) {
         return OwnerRules::default();
@@ -53,7 +53,7 @@ pub fn plan(port: &ServicePort, options: &Options) -> OwnerRules {
     plan.rules
 }
 
-/// Returns the endpoints of `port`, each with the chain whose rule sends connections there.
+/// The endpoints of `port`, each with the chain whose rule sends connections there.
 pub fn endpoint_chains(port: &ServicePort) -> Vec<(SocketAddr, String)> {
     let shown = port.name.to_string();
     let backends = Backends::of(port, &shown, word(port.name.protocol)).all;
@@ -63,8 +63,8 @@ pub fn endpoint_chains(port: &ServicePort) -> Vec<(SocketAddr, String)> {
         .collect()
 }
 
-/// Returns the names of the chains to which rules of shared chains jump for `port`, whether
-/// or not it needs each of them.
+/// Names of the chains to which rules of shared chains jump for `port`, whether or not it needs
+/// each of them.
 pub fn policy_chains(port: &ServicePort) -> PortChains {
     PortChains::new(&port.name.to_string(), word(port.name.protocol))
 }
@@ -237,8 +237,9 @@ impl Plan<'_> {
             && !self.port.load_balancer_source_ranges.is_empty()
     }
 
-    /// What it lets pass is sent to endpoints; the rest keeps its destination,
-    /// by which KUBE-PROXY-FIREWALL knows it.
+    /// Plans the chain for load-balancer addresses with source ranges. Admitted connections are
+    /// sent to endpoints; the others keep their destination, by which KUBE-PROXY-FIREWALL
+    /// recognizes them.
     fn firewall_chain(&mut self) {
         if !self.has_source_ranges() {
             return;

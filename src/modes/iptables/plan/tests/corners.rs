@@ -17,7 +17,7 @@ pub(super) const OUTSIDE: &str = "192.0.2.20";
 pub(super) const HERE: &str = "10.244.0.6:8080";
 const THERE: &str = "10.244.1.7:8080";
 
-/// What is expected of a call.
+/// Expected outcome of a call.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Expect {
     /// Any of these endpoints, and nothing else, with the caller's own address.

@@ -168,7 +168,7 @@ fn chains_come_before_those_that_jump_to_them() {
     }
 }
 
-/// What a port called `tcp` must not share with a protocol.
+/// A port called `tcp` must not share chains with a protocol.
 #[test]
 fn ports_and_protocols_have_chains_of_their_own() {
     let mut seen = HashSet::new();

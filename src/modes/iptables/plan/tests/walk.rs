@@ -39,7 +39,7 @@ pub(super) struct Packet {
     pub(super) remembered: HashSet<String>,
 }
 
-/// What became of it. Ordered so that it can be a key.
+/// Outcome of a packet. Ordered so that it can be a key.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Outcome {
     /// Sent to an endpoint; masqueraded or not.
@@ -153,8 +153,8 @@ impl Ruleset {
         self.tried.get()
     }
 
-    /// What becomes of the packet: nat before routing, then filter where it
-    /// goes then, and whether it is marked for masquerade in the end.
+    /// The possible outcomes of the packet: nat before routing, then filter on the way to its new
+    /// destination, and whether it is marked for masquerade in the end.
     pub(super) fn outcomes(&self, packet: &Packet) -> Outcomes {
         let from_node = is_local(packet.source);
         let start = State {
