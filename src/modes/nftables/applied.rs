@@ -1,4 +1,4 @@
-//! What is in force: the ServicePorts from which the contents of a table follow.
+//! The applied state: the ServicePorts from which the contents of a table follow.
 
 use std::sync::Arc;
 
@@ -13,15 +13,15 @@ use crate::{
     services::{ServicePort, ServicePortName},
 };
 
-/// What Tripod calls its tables, one of each family.
+/// Name of Tripod's tables, one of each family.
 pub const TABLE: &str = "tripod";
 
-/// What a table holds, represented by the ServicePorts from which it follows.
+/// Content of a table, represented by the ServicePorts from which it follows.
 #[derive(Clone, Debug)]
 pub struct Applied {
     /// The options that it was made with.
     pub options: Options,
-    /// The ServicePorts that are in force.
+    /// The ServicePorts that have been applied.
     pub ports: HashMap<ServicePortName, AppliedPort>,
     /// How many ServicePorts need each element that several may need.
     pub shared: References<SharedElement>,
@@ -29,7 +29,7 @@ pub struct Applied {
     pub chains: References<SharedChain>,
 }
 
-/// An element that is to be in the table.
+/// An element that the table should have.
 #[derive(Debug)]
 pub struct OwnedElement<'a> {
     /// The ServicePort that it is for alone, if any.
@@ -40,7 +40,7 @@ pub struct OwnedElement<'a> {
     pub element: Element,
 }
 
-/// A ServicePort as it is in force.
+/// A ServicePort as it was applied.
 #[derive(Clone, Debug)]
 pub struct AppliedPort {
     port: Arc<ServicePort>,
@@ -68,7 +68,7 @@ impl AppliedPort {
         }
     }
 
-    /// Returns what is to be in the table for it.
+    /// The elements that the table should have for it.
     pub fn elements(&self, options: &Options) -> ServiceElements {
         plan(&self.port, &self.slots(), options)
     }
@@ -85,22 +85,22 @@ impl Applied {
         }
     }
 
-    /// Returns the ServicePort as it is in force.
+    /// The ServicePort as it was applied.
     pub fn get(&self, name: &ServicePortName) -> Option<&Arc<ServicePort>> {
         self.ports.get(name).map(|applied| &applied.port)
     }
 
-    /// Returns where the endpoints of a ServicePort are that is in force.
+    /// The slots of the endpoints of an applied ServicePort.
     pub fn slots(&self, name: &ServicePortName) -> Option<Slots> {
         self.ports.get(name).map(AppliedPort::slots)
     }
 
-    /// Returns the names of those in force.
+    /// Names of the applied ServicePorts.
     pub fn names(&self) -> impl Iterator<Item = &ServicePortName> {
         self.ports.keys()
     }
 
-    /// Returns the maps of clients that the table has, each with the chain that writes it.
+    /// The maps of clients that the table has, each with the chain that writes it.
     pub fn client_maps(&self) -> impl Iterator<Item = (&ClientMap, &SharedChain)> {
         self.chains.iter().filter_map(|chain| match chain {
             SharedChain::Remember(map, _) => Some((map, chain)),
@@ -108,8 +108,7 @@ impl Applied {
         })
     }
 
-    /// Returns the elements that are to be in the table, except those that do not depend on
-    /// ServicePorts.
+    /// The elements that the table should have, except those that do not depend on ServicePorts.
     pub fn elements(&self) -> impl Iterator<Item = OwnedElement<'_>> {
         let own = self.ports.iter().flat_map(|(name, port)| {
             let own = port.elements(&self.options).own.into_iter();

@@ -13,10 +13,10 @@ use crate::{
     },
 };
 
-/// What kube-proxy calls its tables, one of each family.
+/// Name of kube-proxy's tables, one of each family.
 pub const KUBE_PROXY: &str = "kube-proxy";
 
-/// What is in the tables of this name, one of each family.
+/// The tables of this name, one of each family.
 #[derive(Clone, Copy)]
 pub struct Installed(pub &'static str);
 

@@ -1,4 +1,4 @@
-//! How a table differs from what it is to hold. Pure.
+//! Differences between a table and its desired state. Pure.
 
 use std::sync::Arc;
 
@@ -137,7 +137,7 @@ fn compare_sets(
     }
 }
 
-/// What distinguishes an element from the others of its set.
+/// Key of an element in its set.
 type Key = (Box<[u8]>, Option<Box<[u8]>>);
 
 fn key(element: &Element) -> Key {

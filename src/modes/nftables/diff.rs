@@ -1,5 +1,5 @@
-//! Computes, from what is in force and what is to be, which elements and chains are
-//! added and which are deleted, as one transaction.
+//! Computes, from the applied and the desired state, which elements and chains are added and which
+//! are deleted, as one transaction.
 
 mod routes;
 
@@ -39,7 +39,7 @@ impl Owned {
     }
 }
 
-/// What is to be changed for some ServicePorts.
+/// Changes for some ServicePorts.
 #[derive(Debug, Default)]
 pub struct Change {
     /// The ServicePorts, as they will be; `None`: gone.
@@ -71,8 +71,8 @@ fn turned<'a, K: Eq + Hash>(
 }
 
 impl Change {
-    /// Returns what is to be changed so that these ServicePorts are in force, or not any
-    /// more, where `applied` is.
+    /// Plans the changes from the `applied` state to one that has these ServicePorts, or has them
+    /// no more.
     pub fn new<'a>(
         applied: &Applied,
         ports: impl IntoIterator<Item = (&'a ServicePortName, Option<&'a Arc<ServicePort>>)>,
@@ -87,7 +87,7 @@ impl Change {
         change
     }
 
-    /// Adds to `applied` that this change is in force.
+    /// Records in `applied` that this change has been applied.
     pub fn commit(self, applied: &mut Applied) {
         for (name, port) in self.ports {
             match port {
@@ -99,7 +99,7 @@ impl Change {
         applied.chains.change(self.chains);
     }
 
-    /// Returns true if nothing is to be done in the kernel.
+    /// Returns true if the kernel needs no change.
     pub fn is_empty(&self) -> bool {
         let mut deltas = self.shared.values().chain(self.chains.values());
         self.removed.is_empty() && self.added.is_empty() && deltas.all(|delta| *delta == 0)
@@ -156,7 +156,7 @@ impl Change {
         }
     }
 
-    /// Returns what goes to the kernel, where `applied` is in force.
+    /// Makes the batch for the kernel, to be run on the `applied` state.
     pub fn batch(self, applied: &Applied, sets: &Sets) -> Batch {
         let mut batch = Batch::new(applied.options.family);
         for map in &self.maps_added {
@@ -315,7 +315,7 @@ impl Batch {
 
 type Own = Vec<(SetId, Element)>;
 
-/// What only `old` has, and what only `new` has. A map's element whose data
+/// Elements that only `old` has, and elements that only `new` has. A map's element whose data
 /// differ is deleted and added.
 fn differing(old: Own, new: Own) -> (Own, Own) {
     let preserved: HashSet<(SetId, Element)> = {

@@ -8,7 +8,7 @@ use nftables::{Failure, Refused, Transaction};
 use super::diff::Batch;
 use crate::{modes::progress::SyncProgress, services::ServicePortName};
 
-/// Why a batch is not in force.
+/// Why a batch was not applied.
 #[derive(Debug)]
 pub enum NotInForce {
     /// Another process changed something since the generation that it was made for.
@@ -19,17 +19,17 @@ pub enum NotInForce {
     /// Something was refused that is not, or not known to be, an element of a
     /// ServicePort; the error is the first.
     Refused(Error),
-    /// It is not known whether it is in force.
+    /// It is not known whether it was applied.
     Unknown(Error),
 }
 
-/// What is counted. The kernel answers only when all of them are in force, or none.
+/// The objects that are counted. The kernel answers only when all of them are applied, or none.
 const COUNTED: &str = "changes in one transaction";
 
 /// Runs `batch` by `run`, and counts in `progress`.
 ///
 /// # Errors
-/// When nothing of it is in force, or that is not known.
+/// When nothing of it was applied, or that is not known.
 pub fn execute(
     batch: &Batch,
     progress: &SyncProgress,

@@ -14,7 +14,7 @@ use crate::{
     services::{Changes, ServiceMap, ServicePort},
 };
 
-/// What nftables mode does on every node.
+/// Behaviour of nftables mode that is the same on every node.
 pub(in crate::modes) const PROPERTIES: Properties = Properties {
     mode: ModeName::Nftables,
     carrier: Carrier::Rules,

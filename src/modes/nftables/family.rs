@@ -1,4 +1,4 @@
-//! One IP family: its table, what is in force, and bringing it in step.
+//! One IP family: its table, the applied state, and syncs.
 
 use hashbrown::HashSet;
 use net::{Family, Frontend};
@@ -73,10 +73,10 @@ impl ServedFamily {
         metrics.unwritten(self.table.family(), Unwritten::Clients, refused);
     }
 
-    /// Puts what `map` has of the family in force, and deletes flows to what is gone.
+    /// Applies the ServicePorts of the family in `map`, and deletes flows to removed endpoints.
     ///
     /// # Errors
-    /// When nothing was put in force.
+    /// When nothing was applied.
     pub async fn sync(
         &mut self,
         setup: &Setup,
@@ -109,15 +109,15 @@ impl ServedFamily {
     }
 }
 
-/// How often a table is written anew when others change nf_tables meanwhile, or
-/// elements of it are refused.
+/// Number of times that a table is written when others change nf_tables meanwhile, or elements of
+/// it are refused.
 const ATTEMPTS: u32 = 20;
 
 /// How many of them fail if others changed anything since the table was read. From then on, only
 /// notifications say whether that concerned it.
 const UNCHANGED: u32 = 4;
 
-/// What one sync did.
+/// Result of one sync.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Done {
     /// Number of ServicePorts that were compared.
@@ -131,7 +131,7 @@ pub struct FamilyTable {
     family: Family,
     rules: Rules,
     sets: Sets,
-    /// What is in force; `None`: that is not known, and the table is written anew.
+    /// The applied state; `None`: it is not known, and the table is written again.
     applied: Option<Applied>,
     state: FamilyState<()>,
     /// Routes on which clients must not be sent any more, although they were before.
@@ -160,7 +160,6 @@ impl FamilyTable {
         })
     }
 
-    /// Returns the family of the table.
     pub fn family(&self) -> Family {
         self.family
     }
@@ -178,13 +177,13 @@ impl FamilyTable {
         self.progress.clone()
     }
 
-    /// Returns the ServicePorts that are not in force as asked, with the reasons.
+    /// The ServicePorts that could not be applied, with the reasons.
     #[cfg(test)]
     pub fn failed(&self) -> &crate::modes::FailedPorts {
         self.state.failed()
     }
 
-    /// Returns the options that are in force; `None`: the table is not known to be in force.
+    /// The applied options; `None`: the kernel's table is not known.
     pub fn options(&self) -> Option<&Options> {
         self.applied.as_ref().map(|applied| &applied.options)
     }
@@ -194,7 +193,7 @@ impl FamilyTable {
         self.repairs.begin(changes);
     }
 
-    /// Records that another process may have changed the table: the next sync writes it anew.
+    /// Records that another process may have changed the table: the next sync writes it again.
     pub fn missed_changes(&mut self) {
         if self.applied.take().is_some() {
             tracing::warn!(
@@ -205,7 +204,7 @@ impl FamilyTable {
         }
     }
 
-    /// Records that another process changed the table: the next sync writes it anew.
+    /// Records that another process changed the table: the next sync writes it again.
     pub fn externally_modified(&mut self) {
         if self.applied.take().is_some() {
             self.repairs
@@ -219,10 +218,10 @@ impl FamilyTable {
         self.stale_clients.were_late()
     }
 
-    /// Puts what `map` has of the family in force. `watcher` is that of the mode.
+    /// Applies the ServicePorts of the family in `map`. `watcher` is that of the mode.
     ///
     /// # Errors
-    /// When nothing was put in force.
+    /// When nothing was applied.
     pub fn sync(
         &mut self,
         map: &ServiceMap,
@@ -253,7 +252,7 @@ impl FamilyTable {
         plan::plan(port, &slots, options).own
     }
 
-    /// Returns how the table differs from what it is to hold for `map`. Changes nothing.
+    /// Lists the differences between the table and its desired state for `map`. Changes nothing.
     ///
     /// # Errors
     /// When the table cannot be read.
@@ -264,7 +263,7 @@ impl FamilyTable {
     ) -> Result<Vec<Difference>, Error> {
         let applied = self.applied.clone();
         let applied = applied.filter(|applied| applied.options == options);
-        // Slots of endpoints follow from what was in force before.
+        // Slots of endpoints follow from the state applied before.
         let mut desired = applied.unwrap_or_else(|| Applied::new(options));
         let ours = |name: &&ServicePortName| name.family == self.family;
         let names: HashSet<_> = map.iter().map(|port| &port.name).filter(ours).collect();
@@ -279,8 +278,7 @@ impl FamilyTable {
         Ok(compare::differences(&desired, &self.sets, contents))
     }
 
-    /// Puts what changed in force; returns `None` if the table is not as it was thought
-    /// to be.
+    /// Applies the changes; returns `None` if the table is not in the expected state.
     fn step(
         &mut self,
         mut applied: Applied,
@@ -321,7 +319,7 @@ impl FamilyTable {
                         self.state.fail(name, why);
                     }
                 }
-                // Nothing of it is in force; writing the whole table would take more memory still.
+                // Nothing of it was applied; writing the whole table would take more memory still.
                 Err(NotInForce::Refused(error)) if error.is_passing() => {
                     self.applied = Some(applied);
                     self.state.restore_failures();
@@ -343,7 +341,7 @@ impl FamilyTable {
         }))
     }
 
-    /// Returns the ServicePorts that may not be in force as they should be.
+    /// Finds the ServicePorts that may not be applied as desired.
     fn dirty(
         &self,
         applied: &Applied,
@@ -442,7 +440,7 @@ impl FamilyTable {
     /// When the kernel refused that.
     pub fn delete_stale_clients(&mut self) -> Result<(), Error> {
         if self.applied.is_none() {
-            // The table is written anew, with only those clients that stay.
+            // The table is written again, with only those clients that stay.
             return Ok(());
         }
         let outcome = self.stale_clients.delete(&mut self.rules);

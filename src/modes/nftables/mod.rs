@@ -1,11 +1,9 @@
-//! nftables mode: rules of nf_tables that do not grow with Services, and maps that
-//! do.
+//! nftables mode: rules of nf_tables that do not grow with Services, and maps that do.
 //!
-//! Each family has a table of its own. A change is planned for the ServicePorts
-//! concerned, as they were and as they are, and the difference is one transaction.
-//! At the start, and when another process changed the table, it is written anew, in
-//! one transaction as well: what keeps out and what lets through are in force at
-//! the same moment.
+//! Each family has a table of its own. A change is planned for the ServicePorts concerned, as they
+//! were and as they are, and the difference is one transaction. At the start, and when another
+//! process changed the table, it is written again, in one transaction as well: rules that keep
+//! clients out and rules that let them through take effect at the same moment.
 
 mod applied;
 mod cleanup;
@@ -50,7 +48,7 @@ use crate::{
     services::{Changes, Namespaces, ServiceMap},
 };
 
-/// What this mode counts; the first two as kube-proxy does.
+/// Counters of this mode; the first two as in kube-proxy.
 pub const UNWRITTEN: [UnwrittenCounter; 3] = [
     (
         Unwritten::Rules,
@@ -89,12 +87,12 @@ pub enum Error {
     /// The kernel refused something, or could not be asked.
     #[error(transparent)]
     Netlink(#[from] netlink::Error),
-    /// Others changed something each time that the table was to be written.
+    /// Others changed something during each attempt to write the table.
     #[error("other processes keep changing nf_tables, so that Tripod's table cannot be written")]
     Unstable,
 }
 
-/// What nftables mode is made from.
+/// Configuration of nftables mode.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// The configuration, as it was read.
@@ -174,7 +172,7 @@ impl Nftables {
         Ok(concerned)
     }
 
-    /// Makes full syncs write anew what another process may have changed unnoticed.
+    /// Makes full syncs write tables again that another process may have changed unnoticed.
     fn read_before_sync(&mut self, asked: Asked<'_>) {
         let read = self.read_notifications(asked);
         log_read(&mut self.unread, read.as_ref().err());
@@ -235,7 +233,7 @@ impl Mode for Nftables {
     }
 
     fn observes(&self, asked: Asked<'_>) -> bool {
-        // A table that is not known to be in force is written as a whole.
+        // A table whose applied state is not known is written as a whole.
         let is_written = |(family, served): (Family, &ServedFamily)| {
             asked.get(family).is_some() && served.table.options().is_none()
         };

@@ -1,4 +1,4 @@
-//! What is read of a table before it is written anew.
+//! Reads parts of a table before it is written again.
 
 use std::sync::Arc;
 
@@ -21,8 +21,8 @@ pub struct Observed {
     pub clients: Vec<(Arc<Set>, Vec<Element>)>,
 }
 
-/// Returns what is to be preserved of the family's table: the clients that have one of
-/// `routes`. Nothing else is read, for that takes longer than writing it.
+/// Reads the parts of the family's table that must be preserved: the clients that have one of
+/// `routes`. Nothing else is read, because that takes longer than writing it.
 ///
 /// # Errors
 /// When the kernel refuses, or the table changes meanwhile.

@@ -19,13 +19,13 @@ const ROUND: Duration = Duration::from_secs(10);
 /// How many counters are read at a time.
 const AT_ONCE: usize = 16;
 
-/// What is known of the counters.
+/// Counters of refused clients, as they were last read.
 #[derive(Debug, Default)]
 pub struct RefusedClients {
     /// Chains whose counters are still to be read in this round, with the maps that they write.
     left: Vec<(ClientMap, SharedChain)>,
     next_round: Option<Instant>,
-    /// What each counter had when it was last read, if it was not 0.
+    /// The value of each counter when it was last read, if it was not 0.
     counts: HashMap<ClientMap, u64>,
     /// Maps that refused clients when their counters were last read.
     full: HashSet<ClientMap>,
@@ -42,7 +42,7 @@ impl RefusedClients {
         let some = self.left.len().saturating_sub(AT_ONCE);
         let mut refused = 0;
         for (map, chain) in self.left.split_off(some) {
-            // What cannot be read now is read in the next round.
+            // A counter that cannot be read now is read in the next round.
             if let Ok(count) = read(rules, &map, &chain) {
                 refused += self.add(map, count);
             }
@@ -113,7 +113,7 @@ mod tests {
             port: port_name("web:http"),
             to: Endpoints::All,
         };
-        // What a counter has when it is read, and by how much it grew; 2 and 3: of a new chain.
+        // Value of a counter when it is read, and by how much it grew; 2 and 3: of a new chain.
         let read = [(0, 0), (5, 5), (5, 0), (7, 2), (2, 2), (0, 0), (3, 3)];
         let log = lines(0, || {
             let mut refused = RefusedClients::default();

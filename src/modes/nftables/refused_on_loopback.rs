@@ -53,8 +53,8 @@ impl RefusedOnLoopback {
         })
     }
 
-    /// Returns the number of packets of each protocol that were refused since the table was
-    /// written; none if the rules are not there or do not count.
+    /// Reads the number of packets of each protocol that were refused since the table was written;
+    /// none if the rules are not there or do not count.
     fn packets(&self, family: Family) -> Result<Vec<(Protocol, u64)>, Error> {
         let protocols = self.protocols.get(family);
         let table = Table::new(family, TABLE);

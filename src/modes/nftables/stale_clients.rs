@@ -21,11 +21,11 @@ use super::{
 const PAUSE_FACTOR: u32 = 10;
 
 /// If there are more clients than this, the kernel may leave some out while it lists them, as
-/// others expire meanwhile: it goes on by their number, and a datagram of an answer has some
+/// others expire meanwhile: it continues by their number, and a datagram of an answer has some
 /// hundred.
 const LISTED_AT_ONCE: usize = 100;
 
-/// The clients whose entries are to be deleted.
+/// The clients whose entries must be deleted.
 #[derive(Debug, Default)]
 pub struct StaleClients {
     routes: Routes,
@@ -38,24 +38,24 @@ pub struct StaleClients {
     repeated: HashSet<ClientMap>,
 }
 
-/// What a search of a map found.
+/// Result of searching a map.
 #[derive(Default)]
 struct Searched {
     /// How many clients there were.
     listed: usize,
-    /// How many of them were to be deleted, and are.
+    /// How many of them were stale, and have been deleted.
     stale: usize,
 }
 
 impl StaleClients {
-    /// Adds what a change that is in force removed: no new entries for it are made any
-    /// more.
+    /// Adds the routes removed by a change that has been applied: no new entries for them are made
+    /// any more.
     pub fn after(&mut self, change: &mut Change) {
         self.routes.extend(std::mem::take(&mut change.stale));
         self.routes.remove(&change.preserved);
     }
 
-    /// Drops them: the maps of clients were written anew, without them.
+    /// Drops them: the maps of clients were written again, without them.
     pub fn clear(&mut self) {
         self.routes = Routes::default();
         self.repeated.clear();

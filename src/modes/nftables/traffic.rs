@@ -25,11 +25,11 @@ pub struct EndpointTraffic {
     pub to_clients: u64,
 }
 
-/// What was read of ServicePorts.
+/// Traffic that was read for ServicePorts.
 pub struct Read {
     /// The traffic of the endpoints of each.
     pub endpoints: Vec<HashMap<SocketAddr, EndpointTraffic>>,
-    /// An error: the kernel refused for a family, or others go on changing its table.
+    /// An error: the kernel refused for a family, or others keep changing its table.
     pub outcome: Result<(), Error>,
 }
 
@@ -41,8 +41,8 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Returns the traffic of Services in the namespaces `counted`, in the network
-    /// namespace of the calling thread.
+    /// Opens the counters of Services in the namespaces `counted`, in the network namespace of the
+    /// calling thread.
     ///
     /// # Errors
     /// When no netlink socket can be had.
@@ -54,8 +54,8 @@ impl Traffic {
         })
     }
 
-    /// Returns the traffic of each endpoint of each of `ports`, in their order; nothing
-    /// of those that are not counted, or whose family cannot be read.
+    /// Reads the traffic of each endpoint of each of `ports`, in their order; nothing for those
+    /// that are not counted, or whose family cannot be read.
     pub fn of(&mut self, ports: &[&Arc<ServicePort>]) -> Read {
         let elements = |port: &&Arc<ServicePort>| {
             if self.counted.contain(&port.name.service.namespace) {
@@ -118,5 +118,5 @@ impl Traffic {
     }
 }
 
-/// What was read of each set, by key.
+/// Counters that were read from each set, by key.
 type Found = HashMap<SetId, HashMap<Box<[u8]>, Counted>>;

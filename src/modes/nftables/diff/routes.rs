@@ -41,7 +41,7 @@ impl Routes {
         self.0.is_empty()
     }
 
-    /// Returns the maps of the clients that have them.
+    /// The maps of the clients that have these routes.
     pub fn maps(&self) -> impl Iterator<Item = &ClientMap> {
         self.0.keys()
     }

@@ -43,7 +43,7 @@ pub struct ClientMap {
 }
 
 impl ClientMap {
-    /// Returns the name of the map.
+    /// The name of the map, from the ServicePort and the endpoints.
     pub fn name(&self) -> String {
         let kind = match self.to {
             Endpoints::All => "affinity",
@@ -66,8 +66,8 @@ impl ClientMap {
     }
 }
 
-/// Returns the name of the chain that remembers clients of `port`: in the map of clients that may
-/// be sent `to` these endpoints, or in the one that the caller determines.
+/// Name of the chain that remembers clients of `port`: in the map of clients that may be sent `to`
+/// these endpoints, or, for `None`, in a map that depends on the caller.
 pub(super) fn chain_name(
     port: &ServicePortName,
     to: Option<Endpoints>,

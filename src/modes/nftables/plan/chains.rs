@@ -105,7 +105,7 @@ impl SharedChain {
         }
     }
 
-    /// Returns the names of these chains.
+    /// The names of these chains, as they are in the kernel.
     pub fn names(&self) -> Vec<String> {
         match self {
             SharedChain::Pick(pick) => vec![pick.name()],

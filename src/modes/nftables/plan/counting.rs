@@ -69,8 +69,7 @@ pub fn counting(port: &ServicePort) -> Vec<Counting> {
     elements
 }
 
-/// Returns the chains that count, each after those to which it jumps; none where
-/// nothing is to be counted.
+/// The chains that count, each after those to which it jumps; none if nothing is counted.
 pub(super) fn chains(options: &Options, sets: &Sets) -> Vec<(Chain, Vec<Rule>)> {
     if options.counted.is_empty() {
         return Vec::new();
@@ -138,7 +137,7 @@ fn key_of_packet(family: Family) -> Vec<Field> {
     key
 }
 
-/// Returns the name of the chain that looks packets up for `counter`.
+/// Name of the chain that looks packets up for `counter`.
 fn chain_of(counter: Counter) -> &'static str {
     match counter {
         Counter::Connections => "count-connections",

@@ -14,14 +14,13 @@ use super::{
 };
 use crate::kernel::probe::NftPart;
 
-/// Where destinations are translated: just before others do (`NF_IP_PRI_NAT_DST`), so
-/// that new connections are translated here as soon as the table is there, even while
-/// what another mode or proxy left is still in force.
+/// Hook priority for translating destinations: just before others do (`NF_IP_PRI_NAT_DST`), so that
+/// new connections are translated here as soon as the table is there, even while rules of another
+/// mode or proxy are still active.
 const DNAT: i32 = -101;
 /// Where sources are translated (`NF_IP_PRI_NAT_SRC`).
 const SNAT: i32 = 100;
-/// After destinations were translated: what still has a service address is to be
-/// refused.
+/// After destinations were translated: packets that still have a service address are refused.
 const FILTER: i32 = -90;
 const SERVICES: &str = "services";
 const REFUSE: &str = "refuse";

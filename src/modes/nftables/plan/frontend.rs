@@ -8,23 +8,23 @@ use super::{chains::Called, sets::SetId};
 /// The purposes of maps and sets. For each there is one for addresses and one for node ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Role {
-    /// What becomes of a packet, whoever sends it.
+    /// Verdicts on packets, whoever sends them.
     All,
-    /// What becomes of a packet from pods here and from the node.
+    /// Verdicts on packets from pods here and from the node.
     FromCluster,
-    /// What becomes of a packet from others.
+    /// Verdicts on packets from others.
     FromOutside,
     /// Endpoints by slot.
     Endpoints,
-    /// What is refused.
+    /// Refused packets.
     Refused,
     /// Where clients are remembered.
     Affinity,
-    /// What is counted.
+    /// Counted packets.
     Counter(Counter),
 }
 
-/// What of a ServicePort is counted, each in sets of its own.
+/// Packets of a ServicePort that are counted, each kind in sets of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Counter {
     /// First packets of connections.

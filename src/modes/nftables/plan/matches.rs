@@ -88,7 +88,7 @@ pub(super) fn each_protocol(statement: impl Fn() -> Statement) -> Vec<Rule> {
         .into()
 }
 
-/// Returns the fields of what the client called, in a packet that was translated.
+/// Fields of a translated packet with the destination that the client called.
 pub(super) fn called(family: Family) -> Vec<Field> {
     let original = Some(Direction::Original);
     vec![

@@ -14,8 +14,8 @@ use crate::{
     services::{Namespaces, ServiceMap},
 };
 
-/// What rules and elements depend on besides the ServicePorts themselves. Whatever
-/// differs here makes the whole table a new one.
+/// Input of rules and elements apart from the ServicePorts themselves. A difference in any field
+/// changes the whole table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// The family of the table.
@@ -47,7 +47,7 @@ pub struct Options {
     pub refused_on_loopback: Vec<Protocol>,
 }
 
-/// What rules may use. Of these, something takes the place of what is missing:
+/// Parts of nf_tables that rules may use. Some missing parts have a substitute:
 ///
 /// | missing | instead |
 /// |---|---|
@@ -153,7 +153,8 @@ pub fn refused_on_loopback(configured: &NodePortAddresses, family: Family) -> Ve
     Protocol::ALL.into_iter().filter(is_refused).collect()
 }
 
-/// What is served of one family. A set of ranges takes none that overlap.
+/// The networks in which node ports of one family are served; `None`: all. A set of ranges takes
+/// none that overlap.
 fn node_ports(served: &Served, family: Family) -> Option<Vec<IpNet>> {
     let Served::Within(networks) = served.of(family) else {
         return None;

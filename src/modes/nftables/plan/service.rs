@@ -53,7 +53,7 @@ impl SharedElement {
     }
 }
 
-/// What one ServicePort needs.
+/// The elements that one ServicePort needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServiceElements {
     /// Elements of sets that are its own: no other ServicePort has their keys.

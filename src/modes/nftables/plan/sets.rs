@@ -166,12 +166,12 @@ impl SetId {
 pub struct Sets(Vec<Arc<Set>>);
 
 impl Sets {
-    /// Returns the sets of a family.
+    /// All sets of a family.
     pub fn new(family: Family) -> Sets {
         Sets(SetId::ALL.map(|id| Arc::new(set(id, family))).into())
     }
 
-    /// Returns the set of that name.
+    /// The set with that id.
     pub fn get(&self, id: SetId) -> &Arc<Set> {
         // All have a place, in the order of the enumeration.
         &self.0[id as usize]
@@ -197,14 +197,14 @@ impl Sets {
     }
 }
 
-/// Returns the fields of a key: service address, protocol and port of a packet.
+/// Fields of a key: service address, protocol and port of a packet.
 pub(super) fn service(family: Family) -> Vec<Field> {
     let mut key = vec![Field::DestinationAddress(family)];
     key.extend(node_port());
     key
 }
 
-/// Returns the fields of a key: protocol and node port of a packet.
+/// Fields of a key: protocol and node port of a packet.
 pub(super) fn node_port() -> Vec<Field> {
     vec![Field::Meta(Meta::L4Proto), Field::DestinationPort]
 }
@@ -214,7 +214,7 @@ pub(super) fn endpoint(family: Family) -> Vec<Field> {
     vec![Field::DestinationAddress(family), Field::DestinationPort]
 }
 
-/// Returns the types of what names an endpoint with such an address.
+/// Types of the key of an endpoint with such an address.
 pub(super) fn of_endpoint(address: DataType) -> Vec<DataType> {
     vec![address, DataType::Port]
 }

@@ -43,13 +43,12 @@ pub struct Taken {
 }
 
 impl Slots {
-    /// Returns the slots of a ServicePort that had none before.
+    /// Assigns slots for a ServicePort that had none before.
     pub fn new(port: &ServicePort) -> Slots {
         Slots::after(port, &Slots::default())
     }
 
-    /// Returns the slots of a ServicePort that had others `before`: as few as possible
-    /// change.
+    /// Assigns slots for a ServicePort that had others `before`: as few as possible change.
     pub fn after(port: &ServicePort, before: &Slots) -> Slots {
         let of = |indices: &[u32], before: &Taken| {
             let all = &port.endpoints.all;

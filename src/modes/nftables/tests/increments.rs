@@ -249,7 +249,7 @@ fn the_maps_of_clients_follow_from_the_policies() {
     }
 }
 
-/// Endpoints of this node that terminate go on for clients from outside, and not for pods of this
+/// Endpoints of this node that terminate keep serving clients from outside, but not pods of this
 /// node once another endpoint is ready.
 #[test]
 fn pods_are_forgotten_where_endpoints_that_terminate_are_for_outside_alone() {
@@ -276,7 +276,7 @@ fn pods_are_forgotten_where_endpoints_that_terminate_are_for_outside_alone() {
     assert_eq!(found.len(), 1);
 }
 
-/// What a kernel lacks is in none of the rules, and something takes its place.
+/// No rule uses a part that the kernel lacks; a substitute takes its place.
 #[test]
 fn rules_use_nothing_that_is_missing() {
     let without = |missing: &[NftPart]| {

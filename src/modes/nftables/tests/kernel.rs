@@ -50,13 +50,13 @@ impl Watched {
         self.table.sync(map, changes, options, &mut self.watcher)
     }
 
-    /// Compares all of `ports` with what is in force, and applies the difference.
+    /// Compares all of `ports` with the applied ones, and applies the difference.
     fn full(&mut self, ports: &[ServicePort]) -> Done {
         let options = Options::usual(FAMILY);
         self.sync(&map(ports), &full(), options).unwrap()
     }
 
-    /// Brings those of `ports` in force that are `changed`.
+    /// Applies those of `ports` that are `changed`.
     fn follow(&mut self, ports: &[ServicePort], changed: &Changes) -> Done {
         let options = Options::usual(FAMILY);
         self.sync(&map(ports), changed, options).unwrap()
@@ -137,7 +137,7 @@ const CASES: u32 = 500;
 /// A step: the number of a ServicePort, and what chooses what it becomes.
 type Step = (u16, u128);
 
-/// What another process writes anew after these steps is what they left.
+/// A table that another process writes again after these steps equals the one that they left.
 fn converges(options: &Options, steps: &[Step]) {
     let family = options.family;
     let mut table = Watched::open(family);
@@ -270,7 +270,7 @@ fn clients_are_forgotten_with_their_endpoint_and_kept_over_a_restart() {
     });
 }
 
-/// What the client sends again without an answer goes where the first datagram went.
+/// A datagram that the client sends again without an answer goes where the first one went.
 #[test]
 fn a_repeated_packet_does_not_remember_a_client_at_an_endpoint_that_left() {
     in_namespace(|| {
@@ -362,7 +362,7 @@ fn what_is_refused_costs_its_own_service_alone() {
         table.full(&ports);
         assert_eq!(table.failed().len(), 1, "{:?}", table.failed());
         assert_eq!(elements("services").len(), 2);
-        // Other new ServicePorts come into force.
+        // Other new ServicePorts are applied.
         let mut more = ports.to_vec();
         more.push(on(FAMILY, 3, &[5]));
         let changes = Changes {
@@ -386,7 +386,7 @@ fn an_address_of_what_is_refused_gets_its_new_owner_when_it_leaves_the_old_one()
         };
         let other = at(2, 2, 5);
         table.full(&[at(1, 1, 3), other.clone()]);
-        // The first is to have an address that it cannot get.
+        // The first gets a new address that the kernel refuses.
         let ports = [at(2, 1, 3), other.clone(), at(1, 3, 3), at(4, 4, 7)];
         table.follow(&ports, &changed(&[&ports[0], &ports[2], &ports[3]]));
         assert_eq!(table.failed().len(), 2, "{:?}", table.failed());

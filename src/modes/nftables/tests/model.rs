@@ -169,8 +169,7 @@ fn octets(element: &Element) -> Box<[u8]> {
     }
 }
 
-/// Returns the number of slots among which a chain draws, and what follows it in the
-/// chain's name.
+/// Parses the number of slots among which a chain draws, and the rest of the chain's name.
 fn slots_of(chain: &str) -> Option<(u32, &str)> {
     let pick = chain.strip_prefix("node-port-");
     let pick = pick.or(chain.strip_prefix("pick-"))?;
@@ -189,7 +188,7 @@ fn check_slots(frontend: &[u8], chain: &str, endpoints: &Elements) {
         endpoints.contains_key(&*key)
     };
     let taken = (first..first + slots).take_while(is_taken).count();
-    // What follows the slash is a name.
+    // The text after the slash is a name.
     if rest
         .split('/')
         .next()
