@@ -19,9 +19,9 @@ const SHARED_CHAINS: [(Table, &str); 5] = [
     (Table::Nat, "KUBE-MARK-MASQ"),
 ];
 
-/// Everything that a mode ever installs, also what an earlier process or kube-proxy left. What
-/// `running` uses too is no part of it: of the running mode itself, only what is in another engine
-/// than its rules, or captured in another way.
+/// Everything that a mode ever installs, including remains of an earlier process or of kube-proxy,
+/// except objects that `running` uses. Of the running mode itself, these are only rules in another
+/// engine, and remains of another way of capture.
 pub trait Cleanup {
     /// Returns whether some of it is there. Cheap.
     ///
@@ -114,7 +114,7 @@ impl Running {
     }
 }
 
-/// Returns the number of connections of these families that the kernel translates.
+/// Counts the connections of these families that the kernel translates.
 ///
 /// # Errors
 /// When they cannot be listed.

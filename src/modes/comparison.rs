@@ -1,5 +1,5 @@
-//! How the kernel differs from what it is to hold: what `tripod diff` shows. Nothing is
-//! changed to find out.
+//! Differences between the kernel and the desired state, as `tripod diff` shows them. Nothing is
+//! changed to find them.
 
 use std::{fmt, sync::Arc};
 
@@ -16,7 +16,7 @@ use xtables::{
 use super::SyncError;
 use crate::services::ServicePortName;
 
-/// What was found in each family; `None`: the mode does not serve it.
+/// Differences found in each family; `None`: the mode does not serve it.
 pub type Compared = PerFamily<Option<Result<Vec<Difference>, SyncError>>>;
 
 /// Something that is not as it should be.
@@ -24,7 +24,7 @@ pub type Compared = PerFamily<Option<Result<Vec<Difference>, SyncError>>>;
 pub struct Difference {
     /// The ServicePort that it is for; `None`: for none alone, or that is not known.
     pub owner: Option<ServicePortName>,
-    /// What it is, in the words of the program that shows such things.
+    /// The object, in the words of the program that shows such objects.
     pub object: String,
     /// How it differs.
     pub found: Found,

@@ -1,4 +1,4 @@
-//! ServicePorts that are not in force as asked, each with the reason.
+//! ServicePorts that could not be applied, each with the reason.
 
 use std::{collections::BTreeMap, ops::Deref, sync::Arc};
 
@@ -10,7 +10,7 @@ use crate::services::ServicePortName;
 pub struct FailedPorts(Arc<BTreeMap<ServicePortName, String>>);
 
 impl FailedPorts {
-    /// Records that `name` is not in force as asked. Reasons add up.
+    /// Records that `name` could not be applied. Reasons add up.
     pub fn add(&mut self, name: ServicePortName, why: String) {
         let reasons = Arc::make_mut(&mut self.0).entry(name).or_default();
         if reasons.is_empty() {

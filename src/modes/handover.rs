@@ -29,7 +29,7 @@ use crate::hold::Holding;
 /// How long a successor waits for the sync that hands connections to it.
 const SYNC: Duration = Duration::from_secs(2);
 
-/// What the other processes mean for this one.
+/// Other processes of Tripod on this node, from the view of this one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OtherProcesses {
     /// Successors that are there.
@@ -63,17 +63,17 @@ impl OtherProcesses {
 #[derive(Debug)]
 struct State {
     others: watch::Sender<OtherProcesses>,
-    /// What the last sync acted on; `None`: there was none.
+    /// The state that the last sync acted on; `None`: there was none.
     applied: watch::Sender<Option<OtherProcesses>>,
     /// Held while rules and routes are written.
     capturing: Mutex<()>,
-    /// What relays connections in this process; `None`: the kernel does.
+    /// The relay of connections in this process; `None`: the kernel forwards them.
     relay: Option<Relay>,
-    /// Whether all that this process is to serve has been in force.
+    /// Whether everything that this process should serve has been applied.
     serves: AtomicBool,
 }
 
-/// What relays connections in this process.
+/// State of a process that relays connections itself.
 #[derive(Debug)]
 struct Relay {
     connections: IntGauge,
@@ -173,7 +173,7 @@ impl Handover {
         self.other_processes().yields_to().is_some()
     }
 
-    /// Records that all that this process is to serve has been in force.
+    /// Records that everything that this process should serve has been applied.
     pub fn serves(&self) {
         self.0.serves.store(true, Relaxed);
     }
@@ -271,8 +271,8 @@ impl Handover {
         self.0.applied.send_replace(Some(others));
     }
 
-    /// Waits until what the last sync acted on does not hold any more, apart from what
-    /// was `reported` already. Returns what holds then.
+    /// Waits until the state that the last sync acted on has changed, apart from changes `reported`
+    /// already. Returns the new state.
     pub(super) async fn changed(&self, reported: OtherProcesses) -> OtherProcesses {
         let mut others = self.0.others.subscribe();
         let new = |now: &OtherProcesses| self.differs(now) && now.effect() != reported.effect();
@@ -292,7 +292,7 @@ pub struct Successor {
 }
 
 impl Successor {
-    /// Records that its listeners are open and its rules are in force.
+    /// Records that its listeners are open and its rules are applied.
     pub fn serves(&mut self) {
         if !std::mem::replace(&mut self.serves, true) {
             let others = &self.handover.0.others;

@@ -95,7 +95,7 @@ impl<M: Mode> Mode for LocalhostNodePorts<M> {
             return outcomes;
         };
         for (family, relayed) in relay.sync(map, asked) {
-            // What the mode could not do as a whole will be asked for again.
+            // A family whose sync failed as a whole will be asked for again.
             let (Some(relayed), Some(Ok(report)), Some(changes)) = (
                 relayed,
                 outcomes.get_mut(family).as_mut(),

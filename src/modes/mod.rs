@@ -43,15 +43,15 @@ use crate::{
     services::{Changes, ServiceMap},
 };
 
-/// What a sync is asked for: the changes of each family; `None`: that family is
-/// left as it is.
+/// The families that a sync is asked for, each with its changes; `None`: that family is left as it
+/// is.
 pub type Asked<'a> = PerFamily<Option<&'a Changes>>;
 
-/// What became of each family that a sync was asked for. A failure of one concerns the
-/// other only if both need what failed, such as a socket that cannot be opened.
+/// Outcome for each family that a sync was asked for. A failure of one concerns the other only if
+/// something failed that both need, such as a socket that cannot be opened.
 pub type Outcomes = PerFamily<Option<Result<SyncReport, SyncError>>>;
 
-/// What becomes of a packet, or why that cannot be said.
+/// The explanation of a packet, or why it cannot be explained.
 pub type ExplainResult = Result<Explanation, SyncError>;
 
 /// Returns the same failure for each family that was `asked` for.
@@ -84,17 +84,16 @@ pub struct Drain {
     pub endpoint: Option<SocketAddr>,
 }
 
-/// What one sync of one family did.
+/// Report on one sync of one family.
 #[derive(Clone, Debug, Default)]
 pub struct SyncReport {
     /// ServicePorts that the mode compared.
     pub examined: usize,
-    /// ServicePorts that are not in force as asked, each with the reason; the
-    /// rest is in force, and these are tried again when the next
-    /// [retry](Changes::retry) is due, which is soon.
+    /// ServicePorts that could not be applied, each with the reason; everything else is applied,
+    /// and these are tried again when the next [retry](Changes::retry) is due, which is soon.
     pub failed: FailedPorts,
-    /// What else could not be done, such as a removal, named with the reason; it
-    /// is tried again as failed ServicePorts are.
+    /// Other work that could not be done, such as a removal, named with the reason; it is tried
+    /// again as failed ServicePorts are.
     pub unfinished: Vec<String>,
     /// Addresses that stay only until their last connection ends; another
     /// sync is due then.
@@ -109,10 +108,9 @@ pub struct SyncReport {
     /// Time after which another sync is due even if nothing changes; `None`: none is due before the
     /// next full sync.
     pub next_check: Option<Duration>,
-    /// What of their Services' preferences cannot be done in this mode, for
-    /// the ServicePorts that this sync had to bring in force: those of
-    /// `changes.ports`, or all if `changes.full`. The rest of each is in
-    /// force, and nothing is tried again.
+    /// Preferences of Services that this mode does not support, for the ServicePorts that this sync
+    /// had to apply: those of `changes.ports`, or all if `changes.full`. Everything else of each is
+    /// applied, and nothing is tried again.
     pub unsupported: Vec<Unsupported>,
 }
 
@@ -145,7 +143,7 @@ pub enum SyncError {
     /// Service addresses could not be captured for userspace mode.
     #[error("capture of service addresses: {0}")]
     Capture(#[from] userspace::capture::Error),
-    /// What ipvs mode needs could not be put into the kernel.
+    /// Objects of ipvs mode could not be put into the kernel.
     #[error(transparent)]
     Ipvs(#[from] ipvs::Error),
     /// Rules of iptables mode could not be put into the kernel.
@@ -157,10 +155,10 @@ pub enum SyncError {
     /// The kernel refused, or could not be asked, as for the node's addresses.
     #[error(transparent)]
     Netlink(#[from] netlink::Error),
-    /// What both families need failed.
+    /// Something failed that both families need.
     #[error(transparent)]
     OfBoth(Arc<SyncError>),
-    /// What the kernel holds was not read in time.
+    /// The kernel's state was not read in time.
     #[error(
         "the kernel could not be compared within {0:?}, while syncs waited: an iptables program or \
          the kernel does not answer, or another process holds the xtables lock; try again"
@@ -173,7 +171,7 @@ pub enum SyncError {
 
 /// One way to forward a Service's traffic to its endpoints.
 pub trait Mode: Send {
-    /// Returns the name of the mode.
+    /// The name of the mode, as users configure it.
     fn name(&self) -> ModeName;
     /// Does what takes full privileges, for a process that will run without them
     /// (`--init-only`). Forwards no traffic and breaks none.
@@ -195,11 +193,9 @@ pub trait Mode: Send {
         let _ = asked;
         false
     }
-    /// Compares what the kernel holds with what it is to hold for `map`. Changes
-    /// nothing.
+    /// Compares the kernel's state with the desired one for `map`. Changes nothing.
     fn compare(&mut self, map: &ServiceMap) -> impl Future<Output = Compared> + Send;
-    /// Returns what becomes of `packet`, and what is to be there for the ServicePort that
-    /// it is for. Changes nothing.
+    /// Explains the way of `packet`, with the desired objects for its ServicePort. Changes nothing.
     ///
     /// # Errors
     /// When the node's addresses cannot be listed.

@@ -143,7 +143,7 @@ mod tests {
     /// Longer than anything here takes unless it hangs.
     const DEADLINE: Duration = Duration::from_secs(20);
 
-    /// Blocks in each sync until the test lets it go on.
+    /// Blocks in each sync until the test lets it continue.
     struct Slow {
         go: Receiver<()>,
         at: Vec<ThreadId>,

@@ -12,9 +12,9 @@ pub struct SyncProgress(Arc<Mutex<Option<Position>>>);
 /// How far a sync is at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
-    /// What is counted, in the plural.
+    /// The kind of objects that are counted, in the plural.
     pub what: &'static str,
-    /// How many are to be compared and, where they differ, written.
+    /// How many must be compared and, where they differ, written.
     pub planned: usize,
     /// How many of them were compared and sent.
     pub sent: usize,

@@ -117,7 +117,7 @@ impl Repairs {
     }
 }
 
-/// Returns the first of the `things` and how many more there are; `None`: there are none.
+/// Names the first of the `things` and how many more there are; `None`: there are none.
 fn together(things: &[&String]) -> Option<String> {
     let (first, more) = things.split_first()?;
     Some(match more.len() {

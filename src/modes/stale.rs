@@ -89,11 +89,10 @@ fn sources<'a>(
         .collect()
 }
 
-/// Returns what to delete in `family`, now that `map` is in force. A flow stays where
-/// its address, port and endpoint still serve, whatever the name of the ServicePort is
-/// now. A node port is looked for on any address, as only the kernel knows which ones
-/// it translated; so of flows to a node port that is gone, only those that were
-/// translated to an endpoint are deleted.
+/// Finds the flows to delete in `family`, now that `map` is applied. A flow stays if its address,
+/// port and endpoint still serve, even if the ServicePort has another name now. A node port is
+/// looked for on any address, as only the kernel knows which ones it translated; so of flows to a
+/// node port that is gone, only those that were translated to an endpoint are deleted.
 fn matches(family: Family, map: &ServiceMap, stale: &StaleUdp) -> Vec<Match> {
     let of_family = |name: &ServicePortName| name.family == family;
     let answered = answered(map, stale, of_family);
@@ -138,8 +137,8 @@ fn matches(family: Family, map: &ServiceMap, stale: &StaleUdp) -> Vec<Match> {
     matches
 }
 
-/// Returns what is stale of the flows of `family` that `waited` to be deleted, now that `map` is in
-/// force: what serves by now stays.
+/// Finds the flows of `family` that `waited` to be deleted and are still stale, now that `map` is
+/// applied.
 fn still_stale(family: Family, map: &ServiceMap, waited: HashMap<Frontend, Reply>) -> Vec<Match> {
     if waited.is_empty() {
         return Vec::new();
@@ -195,7 +194,7 @@ impl StaleFlows {
     }
 
     /// Makes the next [`clear`](Self::clear) delete the flows that were not translated for the UDP
-    /// ports of `map` among `names`, which are in force now and may not have been before.
+    /// ports of `map` among `names`, which are applied now and may not have been before.
     pub fn came_in_force<'a>(
         &mut self,
         names: impl IntoIterator<Item = &'a ServicePortName>,
@@ -217,8 +216,9 @@ impl StaleFlows {
         }
     }
 
-    /// Deletes what was found to be stale, what is stale after `changes` of `family`, now that
-    /// `map` is in force, and what could not be deleted before, if it is to be tried again.
+    /// Deletes the flows that were found to be stale, those that are stale after `changes` of
+    /// `family`, now that `map` is applied, and those that could not be deleted before, if a retry
+    /// is due.
     pub async fn clear(
         &mut self,
         family: Family,
@@ -259,7 +259,7 @@ impl StaleFlows {
         }
     }
 
-    /// Deletes the flows that match one of `matches`; returns what is to be tried again.
+    /// Deletes the flows that match one of `matches`; returns the matches that must be tried again.
     async fn delete(
         &mut self,
         family: Family,
@@ -306,11 +306,11 @@ impl StaleFlows {
 /// Why flows were not deleted.
 #[derive(Debug)]
 pub struct Failure {
-    /// What failed and why, after "we".
+    /// The error, worded to follow the name "Tripod".
     pub error: String,
     /// Whether it will be the same the next time.
     pub is_lasting: bool,
-    /// What was to be deleted.
+    /// The matches whose flows were not all deleted.
     pub matches: Vec<Match>,
 }
 

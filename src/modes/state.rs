@@ -1,9 +1,9 @@
-//! What a mode knows of one IP family between syncs.
+//! State of one IP family in a mode, kept between syncs.
 //!
-//! The same for all modes: whether what was applied can be relied on, which of it may
-//! differ from the kernel because a step failed, and which ServicePorts are not in
-//! force. The runner decides when to try again, with growing pauses
-//! ([`Changes::retry`]); what is to be tried again is known here.
+//! The same for all modes: whether the record of the applied state can be relied on, which of it
+//! may differ from the kernel because a step failed, and which ServicePorts could not be applied.
+//! The runner decides when to try again, with growing pauses ([`Changes::retry`]); this state says
+//! what to try again.
 
 use std::collections::BTreeSet;
 
@@ -25,14 +25,14 @@ pub enum CacheState {
     Clean,
 }
 
-/// What is known of one family. `P` is what a mode may have to apply once more,
-/// such as the frontends whose step failed.
+/// State of one family. `P` is the type of pending work that a mode may have to repeat, such as the
+/// frontends whose step failed.
 #[derive(Debug, Default)]
 pub struct FamilyState<P> {
     cache: CacheState,
     pending: P,
     failed: FailedPorts,
-    /// What had failed when the last sync began.
+    /// The failures when the last sync began.
     failed_before: FailedPorts,
     unfinished: BTreeSet<String>,
     /// Stale flows that could not be deleted yet, where the kernel translates.
@@ -77,28 +77,27 @@ impl<P> FamilyState<P> {
         &mut self.pending
     }
 
-    /// Returns the ServicePorts that are not in force as asked, each with the
-    /// reason.
+    /// The ServicePorts that could not be applied, each with the reason.
     pub fn failed(&self) -> &FailedPorts {
         &self.failed
     }
 
-    /// Returns true if `name` is not in force as asked.
+    /// Returns true if `name` could not be applied.
     pub fn has_failed(&self, name: &ServicePortName) -> bool {
         self.failed.contains_key(name)
     }
 
-    /// Returns true if everything is in force as asked, and nothing waits.
+    /// Returns true if everything is applied, and nothing waits.
     pub fn is_complete(&self) -> bool {
         self.failed.is_empty() && self.unfinished.is_empty()
     }
 
-    /// Records that `name` is not in force as asked. Reasons add up.
+    /// Records that `name` could not be applied. Reasons add up.
     pub fn fail(&mut self, name: ServicePortName, why: String) {
         self.failed.add(name, why);
     }
 
-    /// Records whether `name`, which was applied anew, is in force as asked.
+    /// Records the result of applying `name` again.
     pub fn record(&mut self, name: ServicePortName, applied: Result<(), String>) {
         self.clear_failure(&name);
         if let Err(why) = applied {
@@ -111,12 +110,12 @@ impl<P> FamilyState<P> {
         self.unfinished.insert(what);
     }
 
-    /// Records that `name` is applied anew: why it failed before does not matter any more.
+    /// Records that `name` is applied again: why it failed before does not matter any more.
     pub fn clear_failure(&mut self, name: &ServicePortName) {
         self.failed.remove(name);
     }
 
-    /// Records that everything is applied anew: no failure from before matters any more.
+    /// Records that everything is applied again: no failure from before matters any more.
     pub fn clear_failures(&mut self) {
         self.failed = FailedPorts::default();
         self.unfinished.clear();
@@ -127,8 +126,8 @@ impl<P> FamilyState<P> {
         self.failed_before = self.failed.clone();
     }
 
-    /// Records that a sync failed as a whole: what had failed before it is not known to be in
-    /// force.
+    /// Records that a sync failed as a whole: whatever had failed before it may still not be
+    /// applied.
     pub fn restore_failures(&mut self) {
         let before = &self.failed_before;
         for name in before.over(&self.failed.clone()) {
@@ -137,7 +136,7 @@ impl<P> FamilyState<P> {
     }
 
     /// Ends a sync that took effect, where the kernel translates: deletes the flows of UDP clients
-    /// that are stale now that `map` is in force, and completes the `report`.
+    /// that are stale now that `map` is applied, and completes the `report`.
     pub async fn end_sync(
         &mut self,
         family: Family,
@@ -153,7 +152,7 @@ impl<P> FamilyState<P> {
         report.unfinished.extend(self.flows.unfinished());
     }
 
-    /// Adds what is not in force and what is unfinished to a sync's `report`.
+    /// Adds failed ServicePorts and unfinished work to a sync's `report`.
     pub fn report(&self, report: &mut SyncReport) {
         report.failed.add_all(&self.failed);
         report.unfinished.extend(self.unfinished.iter().cloned());

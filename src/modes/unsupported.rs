@@ -14,7 +14,7 @@ use crate::services::{
 pub struct Unsupported {
     /// The ServicePort that asks for it; other ports of the Service may have the same.
     pub port: ServicePortName,
-    /// What is not done.
+    /// The preference, and why it is not honoured.
     pub reason: Reason,
 }
 
@@ -26,11 +26,11 @@ pub struct Reason {
     pub what: &'static str,
     /// Why it is not done, what is done instead, and what would help.
     pub why: String,
-    /// What of it is done.
+    /// The part or substitute that the mode applies.
     pub done: Done,
 }
 
-/// What is done of something that is not done as asked.
+/// The part of a preference that is honoured, or its substitute.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Done {
     /// Nothing: the mode does not support it.
@@ -144,8 +144,7 @@ impl Reason {
     }
 }
 
-/// Returns what `reasons` finds for the ServicePorts of `family` that a sync of
-/// `changes` has to bring in force.
+/// Lists the `reasons` for the ServicePorts of `family` that a sync of `changes` has to apply.
 pub fn of_changed<R>(
     family: Family,
     map: &ServiceMap,

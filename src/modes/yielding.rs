@@ -1,7 +1,8 @@
 //! A mode of the kernel that writes nothing while another process has taken over.
 //!
-//! What was written stays in force until the other process has written its own. Two processes that
-//! write would each take the rules of the other for damage, and repair it without end.
+//! The rules of this process stay applied until the other process has written its own. Two
+//! processes that write would each take the rules of the other for damage, and repair it without
+//! end.
 
 use net::{Family, PerFamily};
 use xtables::Engine;
@@ -75,7 +76,7 @@ impl<M: Mode> Mode for Yielding<M> {
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
         let handover = self.handover.clone();
         let writing = handover.capturing().await;
-        // After another process everything is to be compared, which is asked for at once.
+        // After another process everything must be compared, which is requested at once.
         let yielded = self.yields;
         self.yields = writing.is_none() || yielded && !is_whole(asked);
         if self.yields {
@@ -100,7 +101,7 @@ impl<M: Mode> Mode for Yielding<M> {
 
     async fn compare(&mut self, map: &ServiceMap) -> Compared {
         if self.yields {
-            // The other process writes, and knows what is to be there.
+            // The other process writes, and knows the desired state.
             return Compared::default();
         }
         self.mode.compare(map).await

@@ -10,37 +10,37 @@ use crate::{
     services::Node,
 };
 
-/// What differs in the way of packets from mode to mode, on whichever node.
+/// Differences in the way of packets from mode to mode that are the same on every node.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Properties {
     /// Its name, as explanations give it.
     pub mode: ModeName,
-    /// What brings packets to endpoints.
+    /// The carrier of connections to endpoints.
     pub carrier: Carrier,
     /// An address that is both an external and a load-balancer IP of a Service counts as an
     /// external IP, to which source ranges do not apply.
     pub external_ips_first: bool,
-    /// What the node sends to external and load-balancer IPs is refused, too, if no endpoint gets
-    /// it; if not, it is routed as usual.
+    /// A packet of the node to external and load-balancer IPs is refused, too, if no endpoint gets
+    /// it; if false, it is routed as usual.
     pub refuses_own: bool,
 }
 
-/// What carries connections to endpoints.
+/// Mechanism that carries connections to endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carrier {
     /// Connection tracking, as rules have it translate the first packet. Rules refuse, too.
     Rules,
-    /// IPVS, which refuses by itself, and knows where those connections go on that connection
+    /// IPVS, which refuses by itself, and knows where those connections continue that connection
     /// tracking does not translate.
     Ipvs,
     /// Sockets of this process, which refuse by themselves.
     Sockets,
 }
 
-/// What differs in the way of packets from mode to mode, and from node to node.
+/// Differences in the way of packets from mode to mode, and from node to node.
 #[derive(Clone, Debug)]
 pub struct Behaviour {
-    /// What is the same on every node.
+    /// The properties that are the same on every node.
     pub properties: &'static Properties,
     /// Why no Service of the IP family is served; `None`: they are.
     pub unserved: Option<String>,
@@ -58,9 +58,9 @@ pub struct Behaviour {
     pub served: Arc<Served>,
     /// How node ports are served on loopback addresses.
     pub loopback: Loopback,
-    /// What becomes of packets to ports of service addresses that no Service has.
+    /// Treatment of packets to ports of service addresses that no Service has.
     pub other_ports: OtherPorts,
-    /// What rules can do on this kernel.
+    /// Abilities of rules on this kernel.
     pub rules: Rules,
     /// Networks that cluster IPs are allocated from, if what no Service has there is
     /// dropped.
@@ -74,14 +74,14 @@ impl Behaviour {
     }
 }
 
-/// What rules can do on this kernel, of all that they can do on others.
+/// Abilities of rules on this kernel, which may be fewer than elsewhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {
     /// They refuse packets; where they cannot, they drop them.
     pub refuse: bool,
     /// They remember which endpoint a client had.
     pub remember: bool,
-    /// What they know of the node's addresses, besides loopback; `None`: all.
+    /// The node's addresses that they know, in addition to loopback; `None`: all.
     pub known: Option<Vec<IpAddr>>,
 }
 
@@ -123,10 +123,10 @@ pub enum Loopback {
     Relayed(Vec<IpAddr>),
 }
 
-/// What becomes of packets to ports of service addresses that no Service has.
+/// Treatment of packets to ports of service addresses that no Service has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OtherPorts {
-    /// They go on as if there were no such Service.
+    /// They continue as if there were no such Service.
     PassOn,
     /// At cluster IPs they are refused.
     RefusedAtClusterIps,
@@ -141,7 +141,7 @@ pub enum Selection {
     Equal,
     /// By their weights.
     Weighted,
-    /// By a hash of the client's address, or of the one that it calls.
+    /// By a hash of the client's address, or of the address that it calls.
     Hashed,
     /// By the connections that they have.
     Loaded,

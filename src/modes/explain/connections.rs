@@ -1,5 +1,5 @@
-//! The connections to a destination that conntrack holds: they go on as they began,
-//! whatever becomes of new ones. In ipvs mode IPVS says where those go on that conntrack has
+//! The connections to a destination that conntrack holds: they continue as they began, even if new
+//! ones are treated differently. In ipvs mode IPVS says where those continue that conntrack has
 //! without translation.
 
 use std::{fmt, io, net::SocketAddr};

@@ -7,7 +7,7 @@ use net::{Family, Protocol};
 use super::{Behaviour, Packet};
 use crate::services::{AddressKind, ServiceMap, ServicePort};
 
-/// What a destination belongs to.
+/// Owner of a destination.
 pub(super) enum Frontend<'a> {
     /// The ServicePort that owns it, and which kind of address of it that is.
     Of(&'a Arc<ServicePort>, AddressKind),

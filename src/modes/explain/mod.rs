@@ -38,16 +38,16 @@ pub trait Explain {
     /// Returns how an endpoint of `port` is chosen.
     fn selection(&self, port: &ServicePort) -> Selection;
 
-    /// Returns the endpoints of `port` that get no connections while others are there, as they did
-    /// not answer lately, and of which the ServicePort does not say so.
+    /// Returns the endpoints of `port` that get no connections while others are there, because they
+    /// did not answer lately, and whose ejection does not show in the ServicePort.
     fn ejected(&self, _: &ServicePort) -> HashSet<SocketAddr> {
         HashSet::new()
     }
 
-    /// Returns what is to be there for `port`, as [`Explanation::objects`] has it.
+    /// Lists the desired objects for `port`, in the form of [`Explanation::objects`].
     fn objects(&mut self, map: &ServiceMap, port: &ServicePort) -> Vec<String>;
 
-    /// Returns what becomes of `packet`, with what is to be there for its ServicePort.
+    /// Explains the way of `packet`, with the desired objects for its ServicePort.
     ///
     /// # Errors
     /// When the node's addresses cannot be listed.
@@ -120,7 +120,7 @@ impl Packet {
     }
 }
 
-/// What becomes of the packet.
+/// The decision on a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It is sent to one of the candidates.
@@ -147,7 +147,7 @@ pub struct Candidate {
     pub share: Option<f64>,
 }
 
-/// What becomes of a packet, and why.
+/// The verdict on a packet, and the reasons for it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Explanation {
     /// The properties of the mode.
@@ -156,7 +156,7 @@ pub struct Explanation {
     pub origin: Origin,
     /// The ServicePort that owns the destination, and which kind of address of it that is.
     pub served_by: Option<(ServicePortName, AddressKind)>,
-    /// What becomes of it.
+    /// The verdict on the packet.
     pub verdict: Verdict,
     /// Its way, step by step, in words; the last step says what decides.
     pub steps: Vec<String>,
@@ -167,14 +167,14 @@ pub struct Explanation {
     pub passed_over: Vec<(SocketAddr, String)>,
     /// Why no endpoint gets it; `None`: some does, or it is not for endpoints.
     pub no_endpoints: Option<String>,
-    /// What the kernel, or this process, is to hold for the ServicePort, in the words of
+    /// The desired objects for the ServicePort in the kernel, or in this process, in the words of
     /// [`Difference::object`](crate::modes::Difference::object).
     pub objects: Vec<String>,
 }
 
 impl Explanation {
-    /// Returns the chains of table filter that such a packet and its answers pass. What the node
-    /// itself sends passes none.
+    /// The chains of table filter that such a packet and its answers pass. Packets of the node
+    /// itself pass none.
     pub fn passed(&self) -> &'static [FilterChain] {
         match (self.verdict, self.properties.carrier) {
             _ if self.origin == Origin::Node => &[],
@@ -190,7 +190,7 @@ impl Explanation {
     }
 }
 
-/// Returns the endpoints of `port` at `indices` that take new connections.
+/// The endpoints of `port` at `indices` that take new connections.
 fn endpoints<'a>(port: &'a ServicePort, indices: &[u32]) -> Vec<&'a Endpoint> {
     let all = &port.endpoints.all;
     let named = indices.iter().filter_map(|at| all.get(*at as usize));

@@ -49,7 +49,8 @@ pub async fn dropping_chains(
     })
 }
 
-/// Returns the chains of nf_tables; none if the kernel has no nf_tables.
+/// The chains of nf_tables at `hook` whose policy drops packets; none if the kernel has no
+/// nf_tables.
 fn of_nf_tables(rules: &mut Rules, family: Family, hook: Hook) -> Vec<String> {
     let chains = rules.at_hook(family, hook).unwrap_or_default();
     let drops = chains.into_iter().filter(|(_, chain)| {

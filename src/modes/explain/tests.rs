@@ -410,7 +410,7 @@ fn ipvs_falls_back_from_a_policy_of_local() {
     }
 }
 
-/// What `kubectl get endpoints` does not say: why the packet has nowhere to go.
+/// Unlike `kubectl get endpoints`, the explanation says why the packet has nowhere to go.
 #[test]
 fn a_service_port_that_no_endpoint_serves_says_why() {
     let explained = |change: fn(&mut Endpoint)| {

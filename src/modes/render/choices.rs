@@ -10,7 +10,7 @@ use crate::{
     services::Namespaces,
 };
 
-/// What decides about the rules besides the Services.
+/// Input of rules apart from the Services.
 #[derive(Clone, Copy, Debug)]
 pub struct Choices<'a> {
     /// The configuration, as it was read.
@@ -27,7 +27,7 @@ pub struct Choices<'a> {
     pub addresses: &'a [IpAddr],
     /// Which of them serve node ports.
     pub served: &'a Served,
-    /// The loopback addresses that are to serve them, in modes that listen there.
+    /// The loopback addresses on which to serve node ports, in modes that listen there.
     pub loopback: &'a [IpAddr],
     /// Namespaces whose Services are counted, in nftables mode.
     pub counted: &'a Namespaces,

@@ -21,8 +21,8 @@ const MOST_OF_ONE: usize = 100;
 #[derive(Debug, Default)]
 pub struct Waiting {
     pub(super) frontends: HashMap<Frontend, Reply>,
-    /// Whether frontends with endpoints are not named any more, as there were too many: all flows
-    /// to them are to be compared with what serves.
+    /// Whether frontends are no longer named with their endpoints, as there were too many: all
+    /// flows to them must be compared with the endpoints that serve.
     pub(super) compares_all: bool,
 }
 

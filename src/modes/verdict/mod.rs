@@ -19,18 +19,18 @@ use crate::{
     modes::userspace::{Io, capture::Requested},
 };
 
-/// What the operator's settings ask of a kernel.
+/// Requirements of the operator's settings on a kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModeRequirements {
     /// The family that the node must have; the other one may be missing.
     pub primary: Family,
     /// The scheduler of Services that name none.
     pub scheduler: String,
-    /// How userspace mode is to get its packets.
+    /// How userspace mode gets its packets.
     pub capture: Requested,
-    /// How userspace mode is to receive and send.
+    /// How userspace mode receives and sends.
     pub io: Io,
-    /// Whether userspace mode is to show clients to endpoints.
+    /// Whether userspace mode shows clients to endpoints.
     pub transparent: bool,
 }
 
@@ -41,9 +41,9 @@ pub struct MissingCapability {
     pub name: String,
     /// A description for people.
     pub what: String,
-    /// What the kernel answered when it was tried.
+    /// The kernel's answer when it was tried.
     pub why: String,
-    /// What it is needed for, or what follows from its absence.
+    /// Its purpose, or the consequence of its absence.
     #[serde(rename = "for")]
     pub effect: String,
     /// How to get it.
@@ -55,14 +55,14 @@ pub struct MissingCapability {
 pub struct Verdict {
     /// The mode that is judged.
     pub mode: ModeName,
-    /// What keeps it from running.
+    /// Missing capabilities without which the mode cannot run.
     pub missing: Vec<MissingCapability>,
-    /// What does not work as well as it could.
+    /// Missing capabilities without which the mode works less well.
     pub lost: Vec<MissingCapability>,
-    /// What is not known: trying it failed for a passing reason.
+    /// Capabilities that could not be tried, for a temporary reason.
     pub unknown: Vec<MissingCapability>,
-    /// Whether some of that decides whether the mode can run, or what it does with what
-    /// is there; then it is to be tried again.
+    /// Whether some of the unknown ones decide whether the mode can run, or how it works with the
+    /// known ones; then they must be tried again.
     pub undecided: bool,
 }
 
@@ -190,8 +190,8 @@ pub fn choose(requested: ModeName, kernel: &Kernel, requirements: &ModeRequireme
 }
 
 impl Choice {
-    /// Returns the verdict on the mode of which it is not known whether it can run, while all
-    /// better ones cannot: this is to be tried again before anything is decided.
+    /// The verdict on a mode that may be able to run, while all better ones cannot. The
+    /// capabilities must be tried again before anything is decided.
     pub fn open(&self) -> Option<&Verdict> {
         self.verdicts.iter().find(|verdict| verdict.is_open())
     }
@@ -254,12 +254,12 @@ impl Need {
     }
 }
 
-/// What depends on something that a mode needs.
+/// Weight of a capability for a mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Weight {
     /// Whether the mode runs.
     Required,
-    /// What the mode does: without it, the mode runs differently.
+    /// How the mode works: without it, the mode runs differently.
     Decisive,
     /// Only what the mode lacks.
     Useful,

@@ -25,7 +25,7 @@ pub fn table(verdicts: &[Verdict]) -> String {
         };
         let _ = writeln!(text, "{:<10} {judgement}", verdict.mode.to_string());
         section(&mut text, "missing", &verdict.missing);
-        // What else a mode that cannot run would miss does not matter.
+        // If a mode cannot run, its other missing capabilities do not matter.
         if verdict.missing.is_empty() {
             section(&mut text, UNKNOWN, &verdict.unknown);
             section(&mut text, "lost", &verdict.lost);

@@ -11,8 +11,7 @@ fn requirements() -> ModeRequirements {
     }
 }
 
-/// What is taken away, and the mode that the default gives without it, with the word
-/// that names it.
+/// A missing ability, and the mode that the default gives without it, with the word that names it.
 #[test]
 fn one_thing_taken_away_leads_to_the_right_mode_with_the_right_words() {
     let v4 = Family::V4;
@@ -38,7 +37,7 @@ fn one_thing_taken_away_leads_to_the_right_mode_with_the_right_words() {
     }
 }
 
-/// What is taken away besides IPVS.
+/// Abilities that are missing in addition to IPVS.
 #[test]
 fn each_mode_falls_back_to_the_next() {
     let v4 = Family::V4;
@@ -148,13 +147,13 @@ fn no_mode_is_passed_over_because_of_what_is_not_known() {
             assert_eq!(shown["unknown"][0]["what"], ability.to_string());
         }
     }
-    // What is known to be missing decides, whatever else is not known.
+    // An ability known to be missing decides, even if others are unknown.
     let kernel = all()
         .without(&Ability::Ipvs)
         .with_unknown(&Ability::DummyLink);
     let choice = choose(ModeName::Ipvs, &kernel, &requirements());
     assert_eq!(choice.mode, Some(ModeName::Nftables));
-    // What only makes it better does not keep it from running.
+    // An ability that only improves the mode does not keep it from running.
     let comment = Ability::Extension(v4, Extension::Comment);
     let kernel = all().with_unknown(&comment);
     let choice = choose(ModeName::Iptables, &kernel, &requirements());

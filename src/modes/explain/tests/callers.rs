@@ -48,8 +48,7 @@ fn ranges_let_in_some_addresses_of_the_node() {
     }
 }
 
-/// Returns what becomes of a packet to the load balancer with these ranges, and what
-/// `change` makes of it.
+/// Explains a packet to the load balancer with these ranges, after `change` was applied to it.
 fn ranged(
     behaviour: &Behaviour,
     ranges: &[&str],
@@ -93,7 +92,7 @@ fn ranges_are_not_for_all_that_is_called() {
     }
 }
 
-/// What is sent to loopback stays with the caller, and so does what is sent to no address.
+/// A packet to loopback stays with the caller, and so does one to the unspecified address.
 #[test]
 fn loopback_is_the_callers_own() {
     let web = ServicePort {
