@@ -14,7 +14,7 @@ use super::{
 };
 
 impl Watch {
-    /// Has a client call. Records which endpoint it reached; its connection goes on.
+    /// Has a client call. Records which endpoint it reached; its connection continues.
     pub(super) fn call(&mut self, state: &mut State) {
         // A Service that the kernel refuses is called more often than others.
         let of_refused = |probe: &&Probe| Some(probe.service) == self.refused;

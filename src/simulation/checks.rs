@@ -35,15 +35,15 @@ impl Watch {
         }
     }
 
-    /// Returns whether something went wrong that explains why a Service is not in force.
+    /// Returns whether something went wrong that explains why a Service is not applied.
     pub(super) fn recovers(&self) -> bool {
         let within = self.rules.recovers_within();
         self.may_fail || self.went_wrong.is_some_and(|at| at.elapsed() < within)
     }
 
-    /// Checks that health reports the truth: a family is unhealthy if its syncs have
-    /// failed for longer than `timeout`. A family for which no sync came in force since
-    /// the process was stopped is not checked.
+    /// Checks that health reports the truth: a family is unhealthy if its syncs have failed for
+    /// longer than `timeout`. A family without a successful sync since the process was stopped is
+    /// not checked.
     pub(super) fn check_health(&self, health: &Snapshot, timeout: Duration) {
         for family in Family::ALL {
             if *self.was_stopped.get(family) {
@@ -66,7 +66,7 @@ impl Watch {
     pub(super) fn check(&mut self, state: &State, families: &[Family]) {
         let is_of = |service| families.contains(&world::family(service));
         self.drop_flows();
-        // What others removed may be needed only by what a sync does after it.
+        // Objects that others removed may be needed only for later steps of a sync.
         let by_parts = match self.rules.repairs() {
             Repairs::ReadOfAll | Repairs::FullWithoutFault => true,
             Repairs::All | Repairs::Read => false,
@@ -107,8 +107,8 @@ impl Watch {
         }
     }
 
-    /// Returns whether a Service may be closed although it was in force and stays: a change of
-    /// it was refused, or may have been.
+    /// Returns whether a Service may be closed although it was applied and stays: a change of it
+    /// was refused, or may have been.
     fn may_be_left_out(&self, service: usize) -> bool {
         let is_left_out = *self.left_out.get(world::family(service));
         let is_refused = is_left_out || self.refused == Some(service);
@@ -202,7 +202,7 @@ impl Watch {
         })
     }
 
-    /// Stops watching connections that need not go on, as the mode says.
+    /// Stops watching connections that need not continue, as the mode says.
     fn drop_flows(&mut self) {
         let (rules, histories) = (&self.rules, &self.histories);
         self.flows.retain(|flow| {
@@ -272,7 +272,7 @@ impl Watch {
         self.refused.is_some()
     }
 
-    /// Checks that everything is as it is to be, and that every endpoint is in use.
+    /// Checks that everything is as desired, and that every endpoint is in use.
     pub(super) fn check_exactly(&mut self, state: &State) {
         self.check_repaired();
         for number in 0..SERVICES {

@@ -14,7 +14,7 @@ const REASONS: [Errno; 6] = [
     Errno::ENOMEM,
 ];
 
-/// What goes wrong at present.
+/// Faults that are injected at present.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Faults {
     /// How many calls in a thousand fail.
@@ -53,7 +53,7 @@ impl Faults {
             return Fault::None;
         }
         let errno = match random.one(&REASONS) {
-            // For one thing that is to be deleted, ENOENT would mean that it is deleted already.
+            // For a single deletion, ENOENT would mean that it is done already.
             Errno::ENOENT if matches!(call, Call::Requests(..) | Call::Question(_)) => Errno::EBUSY,
             // Likewise where only elements are deleted.
             Errno::ENOENT if call == Call::Transaction(3) => Errno::EBUSY,

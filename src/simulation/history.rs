@@ -1,16 +1,16 @@
-//! What is known of one Service in a run.
+//! The history of one Service in a run.
 
 use std::{collections::VecDeque, sync::Arc};
 
 use super::world::Spec;
 
-/// The desired versions of a Service, from the one last known to be in force on.
+/// The desired versions of a Service, from the last one known to be applied on.
 pub(super) struct History {
-    /// Each version with the number of its change; the first one is in force.
+    /// Each version with the number of its change; the first one is applied.
     pub(super) versions: VecDeque<(u64, Option<Arc<Spec>>)>,
-    /// Whether the first one was reported to be in force.
+    /// Whether the first one was reported to be applied.
     pub(super) in_force: bool,
-    /// Whether a sync that was to change it failed, or ended with its process.
+    /// Whether a sync that should have changed it failed, or ended with its process.
     pub(super) is_interrupted: bool,
     /// Whether another process changed something of it that no sync could repair yet,
     /// because the Service failed then.
@@ -30,7 +30,7 @@ pub(super) struct History {
 }
 
 impl History {
-    /// Returns the history of a Service that does not exist.
+    /// The history of a Service that does not exist.
     pub(super) fn new() -> History {
         History {
             versions: [(0, None)].into(),
@@ -44,7 +44,7 @@ impl History {
         }
     }
 
-    /// Returns whether it is to differ from what was last known to be in force.
+    /// Returns whether its desired version differs from the last one known to be applied.
     pub(super) fn is_pending(&self) -> bool {
         self.versions.len() > 1
     }

@@ -112,10 +112,10 @@ impl Promises for OfIpvs {
         state.ipvs.remember(update);
     }
 
-    /// While the rules of source ranges cannot be written, virtual servers that are open go on, and
-    /// follow their endpoints. So do those whose change was interrupted: only one process knows
-    /// that they get source ranges at the same time, until a sync fails or compares everything. One
-    /// that could not be deleted stays open as well, to the callers that it let in.
+    /// While the rules of source ranges cannot be written, virtual servers that are open stay open,
+    /// and follow their endpoints. So do those whose change was interrupted: only one process knows
+    /// that they get source ranges at the same time, until a sync fails or compares everything. A
+    /// virtual server that could not be deleted stays open as well, to the callers that it let in.
     fn changes_by_steps(&self, is_whole: bool) -> bool {
         !is_whole
     }
@@ -125,9 +125,9 @@ impl Promises for OfIpvs {
         called != Called::ClusterIp && !program_failed
     }
 
-    /// A connection ends with its virtual server, and source ranges end the connections of
-    /// callers that they keep out. A TCP connection goes on when its endpoint leaves the
-    /// Service; for other protocols the end of a flow cannot be observed.
+    /// A connection ends with its virtual server, and source ranges end the connections of callers
+    /// that they keep out. A TCP connection continues when its endpoint leaves the Service; for
+    /// other protocols the end of a flow cannot be observed.
     fn goes_on(&self, flow: &Flow, spec: Option<&Spec>) -> bool {
         let Some(spec) = spec.filter(|spec| spec.admits(flow.called, flow.caller)) else {
             return false;

@@ -1,11 +1,11 @@
-//! The modes on a [simulated kernel](simulated), with faults at every call:
-//! one thread, a clock that stands still, and a seed from which everything follows.
+//! The modes on a [simulated kernel](simulated), with faults at every call: one thread, a clock
+//! that stands still, and a seed from which everything follows.
 //!
-//! A run changes Services, has clients call them, has other processes change rules, kills
-//! the process and starts it anew, lets time pass, and has calls to the kernel fail. All
-//! the time it is checked that nothing is open that must be closed, that nothing is closed
-//! that stays open, that connections go on, that a sync which fails has a reason, and that
-//! the time between retries grows. Soon after faults stop, everything is as it is to be.
+//! A run changes Services, has clients call them, has other processes change rules, kills the
+//! process and starts it again, lets time pass, and has calls to the kernel fail. All the time it
+//! is checked that nothing is open that must be closed, that nothing is closed that stays open,
+//! that connections continue, that a sync which fails has a reason, and that the time between
+//! retries grows. Soon after faults stop, everything is as desired.
 
 mod calls;
 mod checks;
@@ -50,8 +50,8 @@ use crate::{
     services::{Changes, ServiceMap},
 };
 
-/// Without faults everything is in force after this time: whatever failed is retried at
-/// least once per sync period.
+/// Without faults everything is applied after this time: whatever failed is retried at least once
+/// per sync period.
 const SETTLED: Duration = Duration::from_secs(75);
 /// Number of steps between the times at which faults stop.
 const STEPS_TO_SETTLE: usize = 25;
@@ -199,7 +199,7 @@ impl<S: Subject> Simulation<S> {
         self.begin(leaves);
     }
 
-    /// Lets time pass; a process that was killed meanwhile starts anew.
+    /// Lets time pass; a process that was killed meanwhile starts again.
     async fn pass(&mut self, time: Duration) {
         sleep(time).await;
         assert!(!self.watch.lock().has_failed(), "a task of the mode ended");
@@ -310,7 +310,7 @@ impl<S: Subject> Simulation<S> {
         self.pass(time).await;
     }
 
-    /// Stops the process for a while, as SIGSTOP does, while others go on: to the process the
+    /// Stops the process for a while, as SIGSTOP does, while others continue: to the process the
     /// clock jumps.
     async fn stop(&mut self) {
         let seconds = self.random.one(&[10, 300, 7200]);
@@ -334,7 +334,7 @@ impl<S: Subject> Simulation<S> {
             .change(|state| self.watch.lock().refuse(state, refused));
     }
 
-    /// Stops faults, and checks that soon everything is as it is to be, and nothing else is there.
+    /// Stops faults, and checks that soon everything is as desired, and nothing else is there.
     async fn settle(&mut self) {
         // A client that calls while rules are missing must not bypass the Service for ever.
         self.call_over_udp();
@@ -359,7 +359,7 @@ impl<S: Subject> Simulation<S> {
         self.edit_during_a_sync().await;
     }
 
-    /// Checks that a full sync changes nothing if everything is in force.
+    /// Checks that a full sync changes nothing if everything is applied.
     async fn sync_without_a_cause(&mut self) {
         let syncs = {
             let mut watch = self.watch.lock();
@@ -416,8 +416,7 @@ impl<S: Subject> Simulation<S> {
         self.watch.lock().check_repaired();
     }
 
-    /// Returns the first difference of each family between what is in the kernel and what is
-    /// to be there.
+    /// The first difference of each family between the kernel and the desired state.
     async fn differences(&self) -> Vec<(Family, Difference)> {
         let Some(process) = &self.process else {
             return Vec::new();

@@ -53,7 +53,7 @@ struct Refused {
     passed: usize,
     /// How many are refused then.
     times: usize,
-    /// What happens to those.
+    /// The fault of those calls.
     fault: Fault,
 }
 

@@ -96,7 +96,7 @@ impl Process {
         process
     }
 
-    /// Sends events, after which the change `version` is to be in force.
+    /// Sends events, after which the change `version` should be applied.
     pub(super) fn send(&self, version: u64, events: Vec<Event>) {
         self.sent.store(version, Ordering::Relaxed);
         let sent = self.batches.try_send(Batch { events });
@@ -119,7 +119,7 @@ impl Process {
     }
 }
 
-/// A mode whose reports are compared with what is in force.
+/// A mode whose reports are compared with the kernel.
 struct Reported<M> {
     mode: M,
     kernel: Kernel,
@@ -131,7 +131,7 @@ struct Reported<M> {
     syncs: VecDeque<(Instant, u64)>,
     /// Whether connections for which an address lingers were open at the end of the last sync.
     lingers: bool,
-    /// Services that were not in force after the last sync.
+    /// Services that were not applied after the last sync.
     failed: PerFamily<BTreeSet<usize>>,
 }
 
@@ -166,8 +166,8 @@ impl<M: Mode> Mode for Reported<M> {
     }
 
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
-        // A mode that was killed may go on until its task is aborted; then every call
-        // fails at once.
+        // A mode that was killed may continue until its task is aborted; then every call fails at
+        // once.
         if !self.kernel.is_dead() {
             self.count();
         }

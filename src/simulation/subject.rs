@@ -42,18 +42,18 @@ impl Removals {
     }
 }
 
-/// What is reported of a sync that came in force.
+/// Report on a successful sync.
 pub(super) struct Reported<'a> {
-    /// The last change that is in force, as all before it are.
+    /// The last change that has been applied, as all before it have.
     pub(super) version: u64,
-    /// The Services that are not in force all the same.
+    /// The Services that could not be applied nevertheless.
     pub(super) failed: &'a BTreeSet<usize>,
     pub(super) removals: Removals,
     /// Whether nothing is left to be done, apart from what is reported for single Services.
     pub(super) is_finished: bool,
 }
 
-/// What usually goes wrong in modes whose syncs make few calls.
+/// Usual faults of modes whose syncs make few calls.
 const FAULTS: Faults = Faults {
     calls: 60,
     edits: 15,
@@ -68,7 +68,7 @@ pub(super) const PROGRAM_HANGS: Duration = Duration::from_secs(125);
 /// The endpoint on which a client stays that calls a Service in several ways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StaysOn {
-    /// For each way of calling, the one that it got in that way.
+    /// For each way of calling, the endpoint that it got in that way.
     OfKind,
     /// Any of the endpoints that it got.
     Any,
@@ -76,7 +76,7 @@ pub(super) enum StaysOn {
     Last,
 }
 
-/// Which changes by others are repaired by a sync that comes in force.
+/// Which changes by others are repaired by a successful sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Repairs {
     /// All that were made before it began.
@@ -92,7 +92,7 @@ pub(super) enum Repairs {
 
 /// A mode that is simulated.
 pub(super) trait Subject: Rules + Copy + 'static {
-    /// The type of the mode, which is the one that users run.
+    /// The type of the mode, as users run it.
     type Mode: Mode + 'static;
 
     /// Returns what usually goes wrong.
@@ -129,20 +129,20 @@ pub(super) trait Promises: Send {
         true
     }
 
-    /// Returns whether a change of a Service comes in force step by step: meanwhile callers
-    /// that the old or the new version lets in may reach any endpoint of either. `is_whole`:
-    /// it was in force, and no earlier attempt to change it ended halfway.
+    /// Returns whether a change of a Service takes effect step by step: meanwhile callers that the
+    /// old or the new version lets in may reach any endpoint of either. `is_whole`: it was applied,
+    /// and no earlier attempt to change it ended halfway.
     fn changes_by_steps(&self, _is_whole: bool) -> bool {
         false
     }
 
     /// Returns whether a Service of which a change is refused may be closed, and its clients may
-    /// get other endpoints, until the change is in force.
+    /// get other endpoints, until the change is applied.
     fn closes_what_is_left_out(&self) -> bool {
         true
     }
 
-    /// Returns whether what is in force goes on without the process.
+    /// Returns whether the applied state keeps working without the process.
     fn outlives_process(&self) -> bool {
         true
     }
@@ -153,13 +153,13 @@ pub(super) trait Promises: Send {
         false
     }
 
-    /// Returns whether the rules that masquerade callers, or do not, are in force before a Service
+    /// Returns whether the rules that masquerade callers, or do not, are applied before a Service
     /// is called in this way, although the program that writes them may have failed.
     fn has_source_rules(&self, _: Called, _program_failed: bool) -> bool {
         true
     }
 
-    /// Returns whether a connection goes on if its Service is to be `spec`, or is to be gone
+    /// Returns whether a connection continues if its Service should become `spec`, or be removed
     /// (`None`).
     fn goes_on(&self, _: &Flow, _: Option<&Spec>) -> bool {
         true
@@ -178,7 +178,7 @@ pub(super) trait Promises: Send {
         false
     }
 
-    /// Returns for how long after a fault a Service may fail to be in force because of it.
+    /// Returns for how long after a fault a Service may fail to be applied because of it.
     fn recovers_within(&self) -> Duration {
         Duration::ZERO
     }
@@ -189,7 +189,7 @@ pub(super) trait Promises: Send {
     }
 }
 
-/// What a mode changes in the kernel.
+/// A mode's objects in the kernel.
 pub(super) trait Rules: Promises {
     /// Prepares the kernel before the first process begins.
     fn prepare(&self, _: &mut State) {}
@@ -224,8 +224,8 @@ pub(super) trait Rules: Promises {
         None
     }
 
-    /// Returns what is not as it is to be when everything has settled, apart from calls
-    /// of Services and from [`Rules::exposed`].
+    /// Returns a difference from the desired state when everything has settled, apart from calls of
+    /// Services and from [`Rules::exposed`].
     fn wrong(&self, _: &State, _own: &[IpAddr]) -> Option<String> {
         None
     }
@@ -248,7 +248,7 @@ pub(super) trait Rules: Promises {
     /// Has a connection end.
     fn disconnect(&self, _: &mut State, _: &Packet, _to: SocketAddr) {}
 
-    /// Returns which changes by others are repaired by a sync that comes in force.
+    /// Returns which changes by others are repaired by a successful sync.
     fn repairs(&self) -> Repairs {
         Repairs::All
     }

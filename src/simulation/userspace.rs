@@ -1,6 +1,6 @@
-//! Userspace mode: what it has in the kernel is in the simulated one, and its sockets are in the
-//! real one. The endpoint of a packet that reaches a socket of the node is the one that the
-//! service group listening there chooses.
+//! Userspace mode: its objects in the kernel are in the simulated one, and its sockets are in the
+//! real one. The endpoint of a packet that reaches a socket of the node is chosen by the service
+//! group that listens there.
 
 mod local;
 mod node_ports;
@@ -53,9 +53,9 @@ const PORTS: std::ops::RangeInclusive<u16> = 21_000..=21_039;
 thread_local! {
     /// The listeners of the process that started last.
     static LISTENING: RefCell<Listening> = RefCell::default();
-    /// What that process hands over.
+    /// The handover of that process.
     static HANDOVER: RefCell<Option<Handover>> = RefCell::default();
-    /// What a process left of its clients to the next one.
+    /// The clients that a process left to the next one.
     static CLIENTS: Cell<Option<Vec<Vec<u8>>>> = Cell::default();
 }
 
@@ -64,13 +64,13 @@ trait Captures: Copy + Send + 'static {
     /// Returns the requested capture.
     fn requested(self) -> Requested;
 
-    /// Returns the engine of the programs that exist.
+    /// The engine of the programs that exist.
     fn engine(self) -> Engine {
         Engine::NfTables
     }
 }
 
-/// Returns the mode with this capture, which serves `node_ports` and goes on with the clients
+/// Creates the mode with this capture, which serves `node_ports` and continues with the clients
 /// that the previous process left to it.
 fn mode_with(kernel: &Kernel, capture: Requested, node_ports: Arc<NodePorts>) -> Userspace {
     let options = Options {
@@ -156,8 +156,8 @@ impl<C: Captures> Promises for C {
         StaysOn::Last
     }
 
-    /// A service group gets its new endpoints before those of its addresses that are to be
-    /// treated differently from now on are captured for another group.
+    /// A service group gets its new endpoints before those of its addresses that need another
+    /// treatment from now on are captured for another group.
     fn changes_by_steps(&self, _: bool) -> bool {
         true
     }
@@ -211,7 +211,6 @@ fn in_node(test: impl FnOnce() + Send + 'static) {
     });
 }
 
-/// Returns the protocol of a packet.
 fn protocol(packet: &Packet) -> Protocol {
     if packet.protocol == Protocol::Tcp.number() {
         Protocol::Tcp

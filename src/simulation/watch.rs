@@ -32,7 +32,7 @@ pub(super) const CALLS: usize = 400;
 /// How many lines of what happened before a failure are shown.
 const RECORDED: usize = 80;
 
-/// What another process changed since the last repair.
+/// Changes that another process made since the last repair.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Damage {
     /// The number of the last such change.
@@ -48,7 +48,7 @@ pub(super) struct Sticky {
     pub(super) until: Instant,
 }
 
-/// What is known of the run.
+/// State of the run, as the checks see it.
 pub(super) struct Watch {
     pub(super) rules: Box<dyn Rules>,
     pub(super) random: Random,
@@ -59,50 +59,50 @@ pub(super) struct Watch {
     pub(super) sticky: Vec<Sticky>,
     /// The Service whose elements the kernel refuses.
     pub(super) refused: Option<usize>,
-    /// What another process changed of ours, and was not repaired yet.
+    /// Changes that another process made to our objects, and that were not repaired yet.
     pub(super) damaged: PerFamily<Option<Damage>>,
     /// How many changes of ours other processes have made so far.
     pub(super) edits: u64,
     /// The value of `edits` at the beginning of the sync that runs.
     at_begin: u64,
-    /// Whether the last sync was to compare everything.
+    /// Whether the last sync was supposed to compare everything.
     is_full: PerFamily<bool>,
     /// The value of `edits` when the sync that runs began to read the rules.
     pub(super) read: PerFamily<Option<u64>>,
     /// Calls of the sync that runs.
     pub(super) calls: usize,
-    /// Whether everything is in force and stays so: there is nothing to change.
+    /// Whether everything is applied and stays so: there is nothing to change.
     pub(super) is_settled: bool,
     /// Whether something went wrong since the sync that runs began, for which it may fail.
     pub(super) may_fail: bool,
     /// When something last went wrong.
     pub(super) went_wrong: Option<Instant>,
-    /// Since when no sync of a family came in force, if the last one failed.
+    /// Since when no sync of a family succeeded, if the last one failed.
     pub(super) failing: PerFamily<Option<Instant>>,
     /// Since when a sync of a family runs.
     syncing: PerFamily<Option<Instant>>,
-    /// Whether the process was stopped, and no sync of a family came in force after that.
+    /// Whether the process was stopped, and no sync of a family has succeeded since.
     pub(super) was_stopped: PerFamily<bool>,
-    /// Whether a sync of a family came in force since the process began.
+    /// Whether a sync of a family has succeeded since the process began.
     has_synced: PerFamily<bool>,
-    /// What the last sync of a family reported of its removals.
+    /// The last sync's report on the removals of a family.
     removals: PerFamily<Removals>,
     /// Whether the rules of a family could not be read or written at the last attempt.
     pub(super) program_failed: PerFamily<bool>,
     /// The family whose rules are being written, one table after the other.
     pub(super) writing: Option<Family>,
-    /// Whether a transaction of a family was refused since a sync of it last came in force:
-    /// the Service that is to blame may be left out.
+    /// Whether a transaction of a family was refused since its last successful sync: the Service
+    /// that is to blame may be left out.
     pub(super) left_out: PerFamily<bool>,
-    /// Whether a member of a set was refused since a sync last came in force. If it is a
-    /// source range, its callers are kept out like all others that are in none.
+    /// Whether a member of a set was refused since the last successful sync. If it is a source
+    /// range, its callers are kept out like all others that are in none.
     pub(super) lacks_members: PerFamily<bool>,
     /// Where each client of each Service was sent so far, if clients may be sent to any
     /// of these endpoints again.
     pub(super) visited: BTreeMap<(usize, IpAddr), BTreeSet<SocketAddr>>,
-    /// What other processes have there.
+    /// Chains of other processes.
     pub(super) foreign: BTreeSet<(Family, &'static str)>,
-    /// What happened last, the latest last.
+    /// The last events of the run, the latest last.
     recorded: VecDeque<String>,
     /// Whether something that must hold did not. The task that found it ended, and possibly
     /// nothing waits for that task.
@@ -147,7 +147,7 @@ impl Watch {
         }
     }
 
-    /// Records how a Service is to be from the change `version` on.
+    /// Records the desired version of a Service from the change `version` on.
     pub(super) fn desire(&mut self, number: usize, version: u64, spec: Option<Arc<Spec>>) {
         self.counts.changes += 1;
         self.histories[number].versions.push_back((version, spec));
@@ -183,7 +183,7 @@ impl Watch {
         self.record(|| "sync".to_owned());
     }
 
-    /// Records that a sync of `family` is reported to be in force.
+    /// Records that a sync of `family` was reported to be successful.
     pub(super) fn in_force(&mut self, family: Family, reported: &Reported<'_>) {
         let &Reported {
             version,
@@ -205,7 +205,7 @@ impl Watch {
                 self.sticky.retain(|sticky| sticky.probe.service != number);
                 continue;
             }
-            // What a failed sync cannot change may be left of an earlier version.
+            // Rules that a failed sync could not change may be left of an earlier version.
             if removals == Removals::Made {
                 history.left.clear();
             }
@@ -333,7 +333,7 @@ impl Watch {
         }
     }
 
-    /// Records that the process goes on after it was stopped.
+    /// Records that the process continues after it was stopped.
     pub(super) fn goes_on(&mut self) {
         self.was_stopped = PerFamily::each(|_| true);
         self.goes_wrong();
@@ -345,14 +345,14 @@ impl Watch {
         self.went_wrong = Some(Instant::now());
     }
 
-    /// Records that what others changed is repaired in the families that are as they are to be.
+    /// Records that the changes of others are repaired in the families that are as desired.
     pub(super) fn is_whole(&mut self, is_whole: impl Fn(Family) -> bool) {
         for (family, damaged) in self.damaged.iter_mut() {
             damaged.take_if(|_| is_whole(family));
         }
     }
 
-    /// Returns the connections that go on.
+    /// Returns the connections that continue.
     fn unbroken(&mut self, state: &State) -> Vec<Flow> {
         let mut flows = std::mem::take(&mut self.flows);
         flows.retain(|flow| {
@@ -404,7 +404,7 @@ impl Watch {
             self.goes_wrong();
         }
         self.refused = refused.map(|(service, _)| service);
-        // A table that is written anew lacks the Service.
+        // A table that is written again lacks the Service.
         if let Some(service) = self.refused {
             self.histories[service].in_force = false;
             self.sticky.retain(|sticky| sticky.probe.service != service);
@@ -413,7 +413,7 @@ impl Watch {
         self.rules.refuse(state, refused);
     }
 
-    /// Returns since when no sync of a family came in force, although one was due.
+    /// Returns since when no sync of a family succeeded, although one was due.
     pub(super) fn overdue(&self, family: Family) -> Option<Instant> {
         self.failing.get(family).or(*self.syncing.get(family))
     }

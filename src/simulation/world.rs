@@ -1,5 +1,5 @@
-//! The cluster of the simulation: a few Services with endpoints, as objects, and what a
-//! client of each may reach. The latter is defined anew here, not taken from the modes.
+//! The cluster of the simulation: a few Services with endpoints, as objects, and what a client of
+//! each may reach. The latter is defined independently here, not taken from the modes.
 
 mod objects;
 
@@ -127,7 +127,7 @@ impl fmt::Debug for Open {
     }
 }
 
-/// A connection that goes on.
+/// A connection that continues.
 #[derive(Clone, Debug)]
 pub(super) struct Flow {
     pub(super) service: usize,
@@ -139,12 +139,11 @@ pub(super) struct Flow {
     pub(super) open: Option<Open>,
 }
 
-/// Returns the family of a Service.
 pub(super) fn family(number: usize) -> Family {
     if number < 3 { Family::V4 } else { Family::V6 }
 }
 
-/// Returns the protocol of a Service.
+/// The protocol of a Service: TCP for even numbers.
 pub(super) fn protocol(number: usize) -> Protocol {
     if number.is_multiple_of(2) {
         Protocol::Tcp
@@ -162,7 +161,7 @@ pub(super) fn ip(family: Family, network: u8, last: u16) -> IpAddr {
     }
 }
 
-/// Returns the networks of callers from outside.
+/// The networks of callers from outside.
 fn ranges(family: Family) -> [IpNet; 2] {
     let prefix = match family {
         Family::V4 => 16,
@@ -171,7 +170,7 @@ fn ranges(family: Family) -> [IpNet; 2] {
     [9, 8].map(|network| IpNet::new_assert(ip(family, network, 0), prefix))
 }
 
-/// Returns the configuration of the process, checked.
+/// The checked configuration of the process.
 pub(super) fn configuration() -> Checked {
     let mut configuration = KubeProxyConfiguration::default();
     let networks = ["10.244.0.0/16", "fd00:f4::/32"];
@@ -191,7 +190,7 @@ pub(super) fn add_link(state: &mut State) {
     state.links.add("eth0", &addresses);
 }
 
-/// Returns the address of an endpoint.
+/// An address and port of an endpoint, from its last number.
 fn endpoint(family: Family, last: u16) -> SocketAddr {
     (ip(family, 244, last), TARGET).into()
 }
@@ -214,7 +213,6 @@ pub(super) fn at_cluster_ip(number: usize) -> Box<[u8]> {
     octets.into()
 }
 
-/// Returns the number of the node port of a Service.
 pub(super) fn node_port(number: usize) -> u16 {
     30_000 + number as u16
 }
@@ -391,12 +389,12 @@ impl Spec {
         self.ranges.is_empty() || self.ranges.contains(&range)
     }
 
-    /// Returns the name of its ServicePort.
+    /// The name of its ServicePort, with the namespace.
     pub(super) fn service_port(&self) -> String {
         format!("default/web-{}:p", self.number)
     }
 
-    /// Returns the endpoints to which existing flows may go on.
+    /// The endpoints on which existing flows may continue.
     pub(super) fn serving(&self) -> impl Iterator<Item = SocketAddr> {
         let family = family(self.number);
         let all = self

@@ -38,8 +38,8 @@ pub trait Explain {
     /// Returns how an endpoint of `port` is chosen.
     fn selection(&self, port: &ServicePort) -> Selection;
 
-    /// Returns the endpoints of `port` that get no connections while others are there, because they
-    /// did not answer lately, and whose ejection does not show in the ServicePort.
+    /// Endpoints of `port` that get no connections while others are there, because they did not
+    /// answer lately, and whose ejection does not show in the ServicePort.
     fn ejected(&self, _: &ServicePort) -> HashSet<SocketAddr> {
         HashSet::new()
     }

@@ -66,8 +66,8 @@ fn with_onlooker<T: Onlooker>(
     });
 }
 
-/// Has `mode` sync IPv4, with all of `map` changed. Returns whether everything came in force
-/// and nothing is unfinished.
+/// Has `mode` sync IPv4, with all of `map` changed. Returns whether everything was applied and
+/// nothing is unfinished.
 async fn sync(mode: &mut Iptables, map: &ServiceMap, full: bool) -> bool {
     let changes = Changes {
         ports: map.iter().map(|port| port.name.clone()).collect(),
@@ -130,8 +130,8 @@ impl Onlooker for Closed {
     }
 }
 
-/// A rule that jumps to a Service is removed in the transaction that adds its replacement,
-/// also during the search for the Service that is to blame.
+/// A rule that jumps to a Service is removed in the transaction that adds its replacement, also
+/// during the search for the refused Service.
 #[test]
 fn a_service_that_is_refused_closes_no_other_one_for_a_moment() {
     for (engine, refused) in [Engine::Legacy, Engine::NfTables]
@@ -158,7 +158,7 @@ fn a_service_that_is_refused_closes_no_other_one_for_a_moment() {
     }
 }
 
-/// An onlooker for runs in which nothing is to be observed.
+/// An onlooker for runs in which nothing has to be observed.
 struct Nobody;
 
 impl Onlooker for Nobody {}

@@ -58,12 +58,12 @@ impl Node<'_> {
         self.refusing.refuse(is_one, 0, times);
     }
 
-    /// Starts another process in place of the one that runs.
+    /// Replaces the running process with another one.
     fn restart(&mut self) {
         *self.mode = mode(SUBJECT);
     }
 
-    /// Returns the Services of IPv4 that are not in force, and why.
+    /// Syncs IPv4, and returns the Services that could not be applied, with the reasons.
     async fn sync(&mut self, map: &ServiceMap, full: bool) -> FailedPorts {
         self.report(map, full).await.failed
     }
@@ -120,8 +120,8 @@ fn to(last: u8) -> Disposition {
     Disposition::Passes(([10, 244, 0, last], 80).into())
 }
 
-/// Returns a load balancer with endpoints that have these last numbers, and another one for
-/// which the rules of source ranges are in force all the time.
+/// A load balancer with endpoints that have these last numbers, and another one for which the rules
+/// of source ranges are always applied.
 fn load_balancer(all: &[u8], ranges: &[&str]) -> ServiceMap {
     let all = all.iter().map(|last| endpoint(([10, 244, 0, *last], 80)));
     let ranges = ranges.iter().map(|range| range.parse().expect("a network"));
@@ -306,7 +306,7 @@ fn a_virtual_server_whose_making_was_not_answered_goes_with_its_service() {
     });
 }
 
-/// The rules that an earlier process left in force follow the earlier configuration.
+/// The rules left by an earlier process follow the earlier configuration.
 #[test]
 fn a_service_is_not_in_force_while_the_rules_of_an_earlier_process_may_masquerade() {
     serving(&load_balancer(&[1], &[]), async |node| {
@@ -331,7 +331,7 @@ fn a_service_is_not_in_force_while_the_rules_of_an_earlier_process_may_masquerad
     });
 }
 
-/// All Services are in force as far as is known, but another process may have changed rules.
+/// All Services are applied as far as is known, but another process may have changed rules.
 #[test]
 fn rules_that_cannot_be_read_are_reported_though_older_ones_are_in_force() {
     let map = load_balancer(&[1], &[]);
@@ -354,8 +354,7 @@ fn rules_that_cannot_be_read_are_reported_though_older_ones_are_in_force() {
     });
 }
 
-/// A sync that failed as a whole reports nothing about the Services that were not in force
-/// before it.
+/// A sync that failed as a whole reports nothing about the Services that had failed before it.
 #[test]
 fn clients_of_udp_are_led_whose_service_was_refused_before_a_sync_that_failed() {
     let map = |last| -> ServiceMap {

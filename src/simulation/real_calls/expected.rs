@@ -6,7 +6,7 @@ use simulated::packet::{Disposition, Outcome, Packet};
 
 use super::call::Seen;
 
-/// What a caller is to see.
+/// The expected outcome for a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Expected {
     /// The server at this address answers, which sees an address of the node as the caller's,

@@ -33,8 +33,8 @@ pub(super) struct Flow {
 }
 
 impl<S: Subject> Run<S> {
-    /// Opens some flows, only to endpoints: a client connected to another host at an address
-    /// that later becomes a Service's goes on by the route that its socket remembers.
+    /// Opens some flows, only to endpoints: a client connected to another host at an address that
+    /// later becomes a Service's continues by the route that its socket remembers.
     pub(super) fn open_flows(&mut self) {
         let all = Probe::all();
         while self.flows.len() < FLOWS {
@@ -95,7 +95,7 @@ impl<S: Subject> Run<S> {
         })
     }
 
-    /// Checks that each flow goes on where the model says.
+    /// Checks that each flow continues where the model says.
     pub(super) fn check_flows(&mut self) {
         for mut flow in std::mem::take(&mut self.flows) {
             let is_udp = flow.probe.protocol() == Protocol::Udp;
@@ -143,7 +143,7 @@ impl<S: Subject> Run<S> {
         }
     }
 
-    /// Checks that a UDP client whose entry was deleted, or whose flow does not go on, is
+    /// Checks that a UDP client whose entry was deleted, or whose flow does not continue, is
     /// treated as a new one.
     fn check_new(&mut self, mut flow: Flow) {
         let packet = Packet {

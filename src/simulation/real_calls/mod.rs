@@ -1,7 +1,7 @@
-//! Real calls, compared with the model: a mode brings the same Services in force in the kernel
-//! of a network namespace and in the model. Each caller there must be answered by an endpoint,
-//! refused or left without an answer, from an address of the node or its own, as the packet
-//! walker of the model says.
+//! Real calls, compared with the model: a mode applies the same Services in the kernel of a network
+//! namespace and in the model. Each caller there must be answered by an endpoint, refused or left
+//! without an answer, from an address of the node or its own, as the packet walker of the model
+//! says.
 //!
 //! `TRIPOD_REAL_CALLS=50` tries that many maps of Services, one after the other,
 //! `TRIPOD_REAL_CALLS_SEED=7` other ones than usual.

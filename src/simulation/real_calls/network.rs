@@ -135,7 +135,7 @@ impl Network {
         }
     }
 
-    /// Returns the addresses of the node.
+    /// The node's own addresses.
     pub(super) fn own(&self) -> Vec<IpAddr> {
         let of_family = |family| {
             let ends = (0..NEIGHBOURS.len()).map(move |number| end(family, number, 1));

@@ -26,7 +26,7 @@ use crate::{
     services::{Changes, Event, ServiceMap, Tracker},
 };
 
-/// Everything is in force after this time.
+/// Everything is applied after this time.
 const SOON: Duration = Duration::from_secs(60);
 /// Time that passes between two changes on the clock of the model, which stands still otherwise.
 const BETWEEN_CHANGES: Duration = Duration::from_secs(1);
@@ -83,7 +83,7 @@ impl<S: Subject> Sides<S> {
         }
     }
 
-    /// Brings events in force on both.
+    /// Applies events on both.
     pub(super) fn bring_in_force(&mut self, events: Vec<Event>) {
         let is_first = self.tracker.map().is_empty();
         let mut changes = self.tracker.apply(events);
@@ -147,7 +147,7 @@ impl<S: Subject> Sides<S> {
         self.model(|state| self.subject.connect(state, packet, to));
     }
 
-    /// Returns the rules of the real kernel.
+    /// The rules of the real kernel, as its programs print them.
     pub(super) fn shown(&self, family: Family) -> String {
         let (nft, iptables) = match family {
             Family::V4 => ("ip", "iptables"),
@@ -166,7 +166,7 @@ fn length(ip: &IpAddr) -> u8 {
     }
 }
 
-/// Has a mode sync until everything is in force and nothing differs.
+/// Has a mode sync until everything is applied and nothing differs.
 async fn bring_in_force(mode: &mut impl Mode, map: &ServiceMap, mut changes: PerFamily<Changes>) {
     let begun = Instant::now();
     loop {

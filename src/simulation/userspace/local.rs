@@ -185,7 +185,7 @@ impl Rules for OfLocal {
         Repairs::ReadOfAll
     }
 
-    /// Rules are listed right before routes, and addresses are assigned anew in any case.
+    /// Rules are listed right before routes, and addresses are assigned again in any case.
     fn reads(&self, call: Call, family: Family) -> bool {
         call == Call::Policy(family, libc::RTM_GETROUTE)
     }

@@ -1,4 +1,4 @@
-//! What stays, what is recognised and what is counted, besides the Services that are in force.
+//! Objects that stay, are recognised and are counted, in addition to the applied Services.
 
 use std::{
     net::{IpAddr, SocketAddr},

@@ -32,8 +32,8 @@ fn is_reported(watch: &mut Watch, version: u64, report: &SyncReport, failed: Opt
     watch.in_force(Family::V4, &reported);
 }
 
-/// Makes `spec` the desired version of the watched Service from the change `version` on.
-/// Returns what is to be served.
+/// Makes `spec` the desired version of the watched Service from the change `version` on. Returns
+/// the Services that must now be served.
 fn is_to_be(watch: &mut Watch, tracker: &mut Tracker, version: u64, spec: &Spec) -> ServiceMap {
     tracker.apply(spec.events());
     watch.desire(WEB, version, Some(Arc::new(spec.clone())));

@@ -1,5 +1,5 @@
-//! What is open, and what goes on, while the kernel refuses single requests, and when Services
-//! are removed.
+//! Services and connections that stay open while the kernel refuses single requests, and when
+//! Services are removed.
 
 use std::time::{Duration, Instant};
 
@@ -31,8 +31,8 @@ struct Node<'a> {
 }
 
 impl Node<'_> {
-    /// Has the node serve Services, all of which count as changed. Returns whether everything
-    /// is in force.
+    /// Has the node serve Services, all of which count as changed. Returns whether everything is
+    /// applied.
     async fn serve(&mut self, map: &ServiceMap, before: &ServiceMap) -> bool {
         let all = map.iter().chain(before.iter());
         let changes = Changes {
