@@ -1,4 +1,4 @@
-//! The socket to IPVS: requests, and what comes of them.
+//! The socket to IPVS: requests and their outcomes.
 
 use std::time::Duration;
 
@@ -82,8 +82,8 @@ impl Ipvs {
         Ok(true)
     }
 
-    /// Returns what `ask` does with the socket and the number of the family;
-    /// asks once more if the number was out of date.
+    /// Calls `ask` with the socket and the number of the family, and again if the number was out of
+    /// date.
     fn ask<T>(
         &mut self,
         mut ask: impl FnMut(&mut Socket, u16) -> Result<T, Error>,
@@ -223,7 +223,7 @@ impl Ipvs {
         self.make(Change::Add(server.clone()))
     }
 
-    /// Deletes a virtual server; one that is gone already is fine.
+    /// Deletes a virtual server; one that does not exist is no error.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -267,7 +267,7 @@ fn find_family(socket: &mut Socket) -> Result<u16, Error> {
 }
 
 /// True for the errors with which the kernel refuses a family number that no family has (`ENOENT`),
-/// or that another family has by now. It gives the same errors for many other reasons.
+/// or that another family has got since. It gives the same errors for many other reasons.
 fn may_be_out_of_date(error: &Error) -> bool {
     matches!(error, Error::Refused { .. })
         && matches!(
@@ -276,8 +276,8 @@ fn may_be_out_of_date(error: &Error) -> bool {
         )
 }
 
-/// Returns whether that is what the kernel says of a virtual server (`ESRCH`), a real server or a
-/// scheduler (`ENOENT`) that is not there.
+/// Returns whether this is the error for a virtual server (`ESRCH`), a real server or a scheduler
+/// (`ENOENT`) that does not exist.
 pub fn is_gone(error: &Error) -> bool {
     matches!(error.errno(), Some(Errno::ESRCH | Errno::ENOENT))
 }
@@ -286,7 +286,7 @@ fn is_removal(change: &Change) -> bool {
     matches!(change, Change::Delete(_) | Change::DeleteReal(..))
 }
 
-/// Returns `error` with what its number means here (`net/netfilter/ipvs/ip_vs_ctl.c`).
+/// Adds the meaning of the error's number in IPVS (`net/netfilter/ipvs/ip_vs_ctl.c`).
 fn explained(error: Error, change: &Change) -> Error {
     error.explained(|errno, _| match (errno, change) {
         (Errno::ENOENT, Change::Add(server) | Change::Edit(server)) => Some(format!(

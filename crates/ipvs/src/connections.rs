@@ -62,7 +62,7 @@ fn connections(
     protocol: Protocol,
     server: SocketAddr,
 ) -> io::Result<impl Iterator<Item = io::Result<Connection>>> {
-    // Not `/proc/net`, which is that of the process's first thread.
+    // Not `/proc/net`, which shows the namespace of the process's first thread.
     let file = File::open("/proc/thread-self/net/ip_vs_conn")?;
     let lines = BufReader::with_capacity(64 * 1024, file).lines();
     Ok(lines.filter_map(move |line| match line {
@@ -74,7 +74,7 @@ fn connections(
     }))
 }
 
-/// Reads a line; `None` for the titles and for what is not understood.
+/// Reads a line; `None` for the titles and for lines that are not understood.
 pub fn parse(line: &str) -> Option<Connection> {
     let mut words = line.split_ascii_whitespace();
     let name = words.next()?;

@@ -1,4 +1,4 @@
-//! Reads what IPVS answers (`linux/ip_vs.h`).
+//! Reads the answers of IPVS (`linux/ip_vs.h`).
 
 use std::{
     borrow::Cow,

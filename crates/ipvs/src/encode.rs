@@ -64,7 +64,7 @@ pub(super) fn change(family: u16, change: &Change) -> Request {
     }
 }
 
-/// Returns an address in the 16 bytes that the kernel wants (`union nf_inet_addr`).
+/// Pads an address to the 16 bytes that the kernel expects (`union nf_inet_addr`).
 fn padded(ip: &IpAddr) -> [u8; 16] {
     let mut bytes = [0; 16];
     let octets = octets(ip);

@@ -32,7 +32,7 @@ pub struct ServerId {
 }
 
 impl ServerId {
-    /// Returns what distinguishes the virtual server of that address and protocol.
+    /// The key of the virtual server with that address and protocol.
     pub fn new(address: impl Into<SocketAddr>, protocol: Protocol) -> ServerId {
         ServerId {
             address: address.into(),

@@ -1,10 +1,10 @@
-//! `/proc/net/ip_vs`: all virtual servers with their real servers in one file,
-//! where netlink takes a dump for each virtual server.
+//! `/proc/net/ip_vs`: all virtual servers with their real servers in one file, where netlink takes
+//! a dump for each virtual server.
 //!
 //! It lacks thresholds, wrapping and counters (`ip_vs_info_seq_show` in
-//! `net/netfilter/ipvs/ip_vs_ctl.c`). The kernel writes a virtual server with
-//! all its real servers at a time, so what is read of one belongs together; one
-//! that comes or goes meanwhile may be missing, or another met twice.
+//! `net/netfilter/ipvs/ip_vs_ctl.c`). The kernel writes a virtual server together with all its real
+//! servers, so the lines of one server are consistent; a server that is added or removed meanwhile
+//! may be missing, or another may be listed twice.
 
 use std::{
     io::{self, BufRead, BufReader, Seek},
@@ -31,7 +31,7 @@ pub struct TableReal {
 /// The table of one network namespace.
 pub(super) struct Table(Box<dyn ProcFile>);
 
-/// Not `/proc/net`, which is that of the process's first thread.
+/// Not `/proc/net`, which shows the namespace of the process's first thread.
 const PATH: &str = "/proc/thread-self/net/ip_vs";
 
 fn open() -> io::Result<Box<dyn ProcFile>> {

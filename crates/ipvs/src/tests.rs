@@ -10,7 +10,7 @@ fn id() -> ServerId {
     }
 }
 
-/// Returns what a request says, to be read as the kernel's answer, which has the same form.
+/// The content of a request, to be read as the kernel's answer, which has the same form.
 fn wire(request: &Request) -> Vec<u8> {
     let mut bytes = Vec::new();
     request.write(&mut bytes, 0, 1);

@@ -70,8 +70,8 @@ impl Address {
     }
 }
 
-/// Returns the addresses that other programs gave this node, in both families:
-/// what its interfaces have, without those that Tripod assigned ([`list_assigned`]).
+/// Lists the addresses that other programs gave this node, in both families: those of its
+/// interfaces, without those that Tripod assigned ([`list_assigned`]).
 ///
 /// # Errors
 /// When the kernel cannot list addresses.
@@ -106,10 +106,10 @@ fn dump(socket: &mut Socket) -> Result<Vec<Address>, Error> {
     Ok(addresses)
 }
 
-/// Reads an address; `None`: the message is of something else.
+/// Reads an address; `None`: the message is about something else.
 ///
 /// # Errors
-/// When the message is not what the kernel writes.
+/// When the message does not have the kernel's format.
 pub fn parse(message: Message<'_>) -> Result<Option<Address>, Malformed> {
     // struct ifaddrmsg: family, prefix length, flags, scope, interface index.
     let [family, prefix, flags, scope, a, b, c, d] = message.header::<8>()?;
@@ -144,15 +144,14 @@ pub fn parse(message: Message<'_>) -> Result<Option<Address>, Malformed> {
     }))
 }
 
-/// Makes IPv4 `addresses` known as this node's on interface `index`, without delivering
-/// anything to them: the local route that the kernel makes for each is withdrawn in the
-/// same datagram. Such an address passes the kernel's check of source addresses, so
-/// that the kernel itself may answer from it (a reset, an ICMP error, a ping), yet
-/// which packets arrive is left to other routes, and ARP requests for it stay
-/// unanswered. Its scope is "host", so that it is never chosen as a source address. The
-/// kernel makes the route again when the interface goes down and up: repeat the call
-/// then. IPv6 needs none of this: each of its addresses has the outcome "fine". Returns
-/// the outcome of each; one that is assigned already is fine.
+/// Makes IPv4 `addresses` known as this node's on interface `index`, without delivering anything to
+/// them: the local route that the kernel adds for each is withdrawn in the same datagram. Such an
+/// address passes the kernel's check of source addresses, so that the kernel itself may answer from
+/// it (a reset, an ICMP error, a ping). Yet other routes decide which packets arrive, and ARP
+/// requests for it stay unanswered. Its scope is "host", so that it is never chosen as a source
+/// address. The kernel adds the route again when the interface goes down and up: repeat the call
+/// then. IPv6 needs none of this: each of its addresses succeeds. Returns the outcome of each; an
+/// address that is already assigned is no error.
 ///
 /// # Errors
 /// When the socket fails.
@@ -185,7 +184,7 @@ pub fn assign(
         .collect())
 }
 
-/// Removes what [`assign`] added; an address that is gone already is fine.
+/// Removes addresses that [`assign`] added; a missing one is no error.
 ///
 /// # Errors
 /// The first removal that the kernel refused.
@@ -220,11 +219,10 @@ fn request(kind: u16, flags: i32, operation: &'static str, index: u32, address: 
         .text(libc::IFA_LABEL, LABEL)
 }
 
-/// Adds `addresses` to the interface `index`, each as a network of its own. Packets to
-/// them are delivered here, but the kernel chooses none of them as the source of other
-/// packets, masqueraded ones among them: in IPv4 their scope is "host", in IPv6 they
-/// are deprecated (RFC 6724, rule 3). Returns the outcome of each; one that is there
-/// already is fine.
+/// Adds `addresses` to the interface `index`, each as a network of its own. Packets to them are
+/// delivered here, but the kernel chooses none of them as the source of other packets, masqueraded
+/// ones among them: in IPv4 their scope is "host", in IPv6 they are deprecated (RFC 6724, rule 3).
+/// Returns the outcome of each; an existing one is no error.
 ///
 /// # Errors
 /// When the socket fails.
@@ -288,8 +286,8 @@ pub fn retire(
     addresses: &[IpAddr],
 ) -> Result<Vec<Result<(), Error>>, Error> {
     let mut outcomes = Vec::with_capacity(addresses.len());
-    // All requests about an address are in one datagram: the kernel carries it out as a
-    // whole, whatever becomes of this process.
+    // All requests about an address are in one datagram: the kernel carries it out as a whole, even
+    // if this process is killed.
     for some in addresses.chunks(IN_A_DATAGRAM) {
         let steps = some.iter().map(|address| match address {
             IpAddr::V4(_) => vec![
@@ -328,8 +326,8 @@ pub fn retire(
 /// Number of addresses whose requests of [`retire`] surely fit in one datagram.
 const IN_A_DATAGRAM: usize = 8;
 
-/// Takes `addresses` off the interface `index`. Returns the outcome of each; one that
-/// is gone already is fine.
+/// Removes `addresses` from the interface `index`. Returns the outcome of each; a missing one is no
+/// error.
 ///
 /// # Errors
 /// When the socket fails.
@@ -397,7 +395,7 @@ impl AddressChanges {
     /// called within a tokio runtime.
     ///
     /// # Errors
-    /// When no netlink socket can be had.
+    /// When no netlink socket can be opened.
     pub fn open() -> Result<AddressChanges, Error> {
         let groups = [libc::RTNLGRP_IPV4_IFADDR, libc::RTNLGRP_IPV6_IFADDR];
         let failed = |source: io::Error| Error::Socket {

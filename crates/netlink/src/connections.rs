@@ -1,4 +1,4 @@
-//! TCP connections that end in this network namespace, whoever's they are: `sock_diag(7)`,
+//! TCP connections that end in this network namespace, in whichever process: `sock_diag(7)`,
 //! `linux/inet_diag.h`.
 
 use std::{
@@ -15,17 +15,17 @@ use crate::{Error, Malformed, Message, Request, Socket};
 const BY_FAMILY: u16 = 20;
 /// Size of `struct inet_diag_sockid`.
 const ID: usize = 48;
-/// Size of what precedes it in `struct inet_diag_req_v2`.
+/// Size of the fields before the id in `struct inet_diag_req_v2`.
 const ASKED: usize = 8;
-/// Size of what precedes it in `struct inet_diag_msg`.
+/// Size of the fields before the id in `struct inet_diag_msg`.
 const ANSWERED: usize = 4;
 /// Size of `struct inet_diag_msg`, which ends with the user and the inode of the socket.
 const MESSAGE: usize = ANSWERED + ID + 20;
 
-/// States in which bytes may still come from the other end or go there, as bits of their
-/// numbers in `enum` of `net/tcp_states.h`: all but `TIME_WAIT` (6), `CLOSE` (7) and `LISTEN`
-/// (10). A handshake under way is `SYN_RECV` (3) or, in the kernel's own words,
-/// `NEW_SYN_RECV` (12); what this end began itself and waits for is `SYN_SENT` (2).
+/// States in which bytes may still come from the other end or go there, as bits of their numbers in
+/// `enum` of `net/tcp_states.h`: all but `TIME_WAIT` (6), `CLOSE` (7) and `LISTEN` (10). A
+/// handshake under way is `SYN_RECV` (3) or, in the kernel's own words, `NEW_SYN_RECV` (12); a
+/// handshake that this end began is `SYN_SENT` (2).
 const OPEN: u32 = 1 << 1 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 11 | 1 << 12;
 
 /// `TCP_LISTEN` of `net/tcp_states.h`, as a bit of its number.
@@ -52,7 +52,7 @@ pub fn tcp(socket: &mut Socket, family: Family) -> Result<Vec<Connection>, Error
     list(socket, family, OPEN)
 }
 
-/// Lists the ports that TCP sockets of `family` listen on, at whatever address.
+/// Lists the ports that TCP sockets of `family` listen on, at any address.
 ///
 /// # Errors
 /// The same as for [`tcp`].
@@ -79,7 +79,7 @@ pub fn user(socket: &mut Socket, connection: Connection) -> Result<Option<u32>, 
             IpAddr::V6(ip) => id[at..at + 16].copy_from_slice(&ip.octets()),
         }
     }
-    // INET_DIAG_NOCOOKIE: whatever its cookie.
+    // INET_DIAG_NOCOOKIE: with any cookie.
     id[ID - 8..].fill(0xff);
     let object = format!("socket of TCP at {}", connection.local);
     let request = Request::new(BY_FAMILY, 0, "find", object).header(&header);
@@ -122,7 +122,7 @@ fn list(socket: &mut Socket, family: Family, states: u32) -> Result<Vec<Connecti
     socket.dump(&request, |message| parse(message, family))
 }
 
-/// Returns `struct inet_diag_req_v2` with an empty id: family, protocol, what else to tell,
+/// Writes `struct inet_diag_req_v2` with an empty id: family, protocol, further fields to report,
 /// padding, states.
 fn asked(family: Family, states: u32) -> [u8; ASKED + ID] {
     let mut header = [0; ASKED + ID];

@@ -69,14 +69,14 @@ fn reason(errno: Errno, hint: Option<&str>) -> String {
 }
 
 impl Error {
-    /// Returns whether the reason is a passing one, such as a lack of memory or
-    /// of descriptors, which decides nothing about what was asked.
+    /// Returns whether the reason is temporary, such as a lack of memory or of descriptors, and so
+    /// no answer to the request.
     pub fn is_passing(&self) -> bool {
         matches!(self, Error::Unstable { .. }) || self.errno().is_some_and(passing::is_passing)
     }
 
-    /// Returns the same error with what `meaning` says of a refusal, by its number and the
-    /// operation, where the kernel gave no text.
+    /// Adds the `meaning` of a refusal, by its number and the operation, if the kernel gave no
+    /// text.
     pub fn explained(
         mut self,
         meaning: impl FnOnce(Errno, &'static str) -> Option<String>,

@@ -10,7 +10,7 @@ pub const fn netfilter_kind(subsystem: c_int, message: c_int) -> u16 {
     (subsystem << 8 | message) as u16
 }
 
-/// `struct rtmsg` of `linux/rtnetlink.h`; what is 0 is left open.
+/// `struct rtmsg` of `linux/rtnetlink.h`; a field of 0 is unspecified.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RtMsg {
     /// The number of the IP family.

@@ -132,8 +132,8 @@ pub fn empty_run(path: &Path) -> Result<PathBuf, Error> {
     Ok(whole)
 }
 
-/// Has the kernel kill what `command` starts as soon as the thread that starts it ends,
-/// also where that is killed itself.
+/// Makes the kernel kill the child of `command` as soon as the thread that starts it ends, even if
+/// that thread is killed itself.
 pub fn die_with_parent(command: &mut Command) {
     let parent = process::id();
     let in_child = move || {

@@ -73,9 +73,8 @@ pub fn set_up(socket: &mut Socket, index: u32) -> Result<(), Error> {
     socket.call(&request, |_| Ok(None::<()>)).map(|_| ())
 }
 
-/// Returns what kind of virtual link the interface of that index is, such as
-/// `veth`, as `ip link add type` spells it; `None`: none, or there is no such
-/// interface.
+/// Looks up the kind of virtual link of the interface with that index, such as `veth`, as `ip link
+/// add type` spells it; `None`: it is not virtual, or there is no such interface.
 ///
 /// # Errors
 /// When the kernel's answer cannot be read.
@@ -162,8 +161,7 @@ pub fn add_dummy(socket: &mut Socket, name: &str) -> Result<bool, Error> {
     }
 }
 
-/// Deletes the link of that name with its addresses; one that is gone already
-/// is fine.
+/// Deletes the link of that name with its addresses; one that does not exist is no error.
 ///
 /// # Errors
 /// When the kernel refuses.

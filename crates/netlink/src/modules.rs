@@ -1,5 +1,4 @@
-//! Kernel modules. Mostly the kernel loads what it needs by itself; this loads
-//! the others.
+//! Kernel modules. The kernel loads most modules on demand; this loads the others.
 
 use std::{
     io,

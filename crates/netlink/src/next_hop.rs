@@ -110,8 +110,8 @@ impl RouteAttributes {
     }
 }
 
-/// Returns the links on which some route of `family`, in whichever table, has a
-/// gateway: hosts on such a link have other routes than through this node.
+/// Returns the links on which some route of `family`, in any table, has a gateway: hosts on such a
+/// link have other routes than through this node.
 ///
 /// # Errors
 /// When the kernel cannot list routes.

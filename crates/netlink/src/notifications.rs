@@ -19,8 +19,8 @@ pub struct Notifications {
 const MOST: usize = 1000;
 
 impl Notifications {
-    /// Subscribes to `groups` (numbers as in `NFNLGRP_*`); `object` is what they are
-    /// about, for errors. Must be called within a tokio runtime.
+    /// Subscribes to `groups` (numbers as in `NFNLGRP_*`); `object` names the subject of the
+    /// notifications, for errors. Must be called within a tokio runtime.
     ///
     /// # Errors
     /// When there is no such group, or the caller lacks CAP_NET_ADMIN for it.
@@ -31,7 +31,7 @@ impl Notifications {
     }
 
     /// Waits for notifications on `socket`, which is already subscribed to them; `object` names
-    /// what they are about, for errors. Must be called within a tokio runtime.
+    /// their subject, for errors. Must be called within a tokio runtime.
     ///
     /// # Errors
     /// When the runtime cannot wait for it.

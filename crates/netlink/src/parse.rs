@@ -1,5 +1,5 @@
-//! Reading what the kernel sent: messages in a datagram, attributes in a
-//! message. Lengths are checked before use: no bytes make it panic or loop.
+//! Reading data from the kernel: messages in a datagram, attributes in a message. Lengths are
+//! checked before use: no bytes make it panic or loop.
 
 use neli::consts::nl::NlmsgerrAttr;
 use nix::{errno::Errno, libc};
@@ -38,7 +38,7 @@ pub struct Message<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Verdict {
     pub errno: Option<Errno>,
-    /// The error's number, which may be one that is not the system's.
+    /// The error's number, which may be private to a subsystem.
     pub number: i32,
     pub hint: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! Errors that pass by themselves, and so decide nothing about what was asked.
+//! Temporary errors, which are no answer to a request.
 
 use std::io;
 

@@ -19,10 +19,9 @@ pub struct Request {
 }
 
 impl Request {
-    /// Returns a request of message type `kind` with `flags` (`NLM_F_*`;
-    /// REQUEST and ACK or DUMP are added when it is sent). `operation` is a
-    /// verb and `object` what it acts on: an error reads "cannot *add* *route
-    /// …*".
+    /// Starts a request of message type `kind` with `flags` (`NLM_F_*`; REQUEST and ACK or DUMP are
+    /// added when it is sent). `operation` is a verb and `object` its object: an error reads
+    /// "cannot *add* *route …*".
     pub fn new(
         kind: u16,
         flags: u16,
@@ -46,8 +45,8 @@ impl Request {
         self
     }
 
-    /// Appends an attribute. One longer than 65,531 bytes does not fit the
-    /// length field and is cut; Tripod sends none that is nearly as long.
+    /// Appends an attribute. A payload longer than 65,531 bytes does not fit the length field and
+    /// is cut; Tripod sends none that is nearly as long.
     #[must_use]
     pub fn attribute(mut self, kind: u16, payload: &[u8]) -> Request {
         let payload = &payload[..payload.len().min(usize::from(u16::MAX) - 4)];
@@ -85,8 +84,8 @@ impl Request {
         self.attribute(kind, &bytes)
     }
 
-    /// Appends an attribute that contains the attributes which `fill` appends,
-    /// flagged as nested. What is longer than 65,528 bytes is cut.
+    /// Appends an attribute that contains the attributes which `fill` appends, flagged as nested. A
+    /// content longer than 65,528 bytes is cut.
     #[must_use]
     pub fn nested(mut self, kind: u16, fill: impl FnOnce(Request) -> Request) -> Request {
         let start = self.body.len();

@@ -1,6 +1,5 @@
-//! Notices that routes or routing rules of Tripod's ([`PROTOCOL`]) were deleted, by
-//! whichever process: systemd-networkd removes what it does not know when it starts
-//! (`ManageForeignRoutes=` and
+//! Notices that routes or routing rules of Tripod ([`PROTOCOL`]) were deleted, by any process:
+//! systemd-networkd removes unknown ones when it starts (`ManageForeignRoutes=` and
 //! `ManageForeignRoutingPolicyRules=`, networkd.conf(5)).
 
 use std::io;
@@ -21,7 +20,7 @@ impl RouteDeletions {
     /// Subscribes in the network namespace of the calling thread.
     ///
     /// # Errors
-    /// When no netlink socket can be had.
+    /// When no netlink socket can be opened.
     pub fn open(family: Family) -> Result<RouteDeletions, Error> {
         let groups = match family {
             Family::V4 => [libc::RTNLGRP_IPV4_ROUTE, libc::RTNLGRP_IPV4_RULE],

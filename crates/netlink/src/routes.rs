@@ -83,7 +83,7 @@ impl Route {
     }
 }
 
-/// Adds routes; one that is there already is fine. Returns the outcome of each.
+/// Adds routes; existing ones are no error. Returns the outcome of each.
 ///
 /// # Errors
 /// When the socket fails.
@@ -97,7 +97,7 @@ pub fn add(socket: &mut Socket, routes: &[Route]) -> Result<Vec<Result<(), Error
 }
 
 /// Adds routes to the main table that lead through `gateway`, as `ip route add DESTINATION via
-/// GATEWAY` does. They are not marked as Tripod's own; one that is there already is fine.
+/// GATEWAY` does. They are not marked as Tripod's own; existing ones are no error.
 ///
 /// # Errors
 /// When the socket fails, or the kernel refuses one of them.
@@ -149,7 +149,7 @@ pub(super) fn if_known<T>(listed: Result<Vec<T>, Error>) -> Result<Vec<T>, Error
     }
 }
 
-/// Deletes routes; one that is gone already is fine.
+/// Deletes routes; missing ones are no error.
 ///
 /// # Errors
 /// The first deletion that the kernel refused.
@@ -225,10 +225,10 @@ pub fn list(socket: &mut Socket, family: Family) -> Result<Vec<Route>, Error> {
     if_known(socket.dump(&request, |message| parse(message, family)))
 }
 
-/// Reads a route of Tripod; `None`: the message is of something else.
+/// Reads a route of Tripod; `None`: the message is about something else.
 ///
 /// # Errors
-/// When the message is not what the kernel writes.
+/// When the message does not have the kernel's format.
 pub fn parse(message: Message<'_>, family: Family) -> Result<Option<Route>, Malformed> {
     let header: [u8; 12] = message.header()?;
     let [number, prefix, _, _, table, protocol, _, kind, ..] = header;

@@ -48,7 +48,7 @@ pub struct Rule {
     pub source: Option<IpAddr>,
     /// Packets that this node sends, and no others.
     pub sent_here: bool,
-    /// The mark of the packets, all of it; `None`: whatever it is.
+    /// The mark of the packets, all of it; `None`: any mark.
     pub mark: Option<u32>,
     /// Action for packets that match the rule.
     pub action: Action,
@@ -139,9 +139,9 @@ impl Rule {
     }
 }
 
-/// Adds rules; one that is there already is fine. Returns the outcome of each.
-/// Before Linux 4.17 the kernel does not refuse what it does not know, such as
-/// ports, but ignores it: see [`supports_ports`].
+/// Adds rules; existing ones are no error. Returns the outcome of each. Before Linux 4.17 the
+/// kernel does not refuse unknown attributes, such as ports, but ignores them: see
+/// [`supports_ports`].
 ///
 /// # Errors
 /// When the socket fails.
@@ -154,7 +154,7 @@ pub fn add(socket: &mut Socket, rules: &[Rule]) -> Result<Vec<Result<(), Error>>
     socket.batch(&requests, &[Errno::EEXIST])
 }
 
-/// Deletes rules; one that is gone already is fine.
+/// Deletes rules; missing ones are no error.
 ///
 /// # Errors
 /// The first deletion that the kernel refused.
@@ -179,12 +179,11 @@ pub fn list(socket: &mut Socket, family: Family) -> Result<Vec<Rule>, Error> {
     if_known(socket.dump(&request, |message| parse(message, family)))
 }
 
-/// Tries whether rules can match destination ports here, with a rule on a table
-/// that does not exist, which is deleted again: old kernels ignore what they do
-/// not know.
+/// Tries whether rules can match destination ports here, with a rule on a table that does not
+/// exist, which is deleted again: old kernels ignore unknown attributes.
 ///
 /// # Errors
-/// The kernel's reason why they cannot.
+/// With the kernel's reason why they cannot.
 pub fn supports_ports(socket: &mut Socket, family: Family) -> Result<(), Error> {
     let [probe, crippled] = probes(family);
     for outcome in add(socket, std::slice::from_ref(&probe))? {
@@ -211,8 +210,7 @@ pub fn supports_ports(socket: &mut Socket, family: Family) -> Result<(), Error> 
     })
 }
 
-/// Returns the rule that [`supports_ports`] tries, and what an old kernel makes
-/// of it.
+/// The rule that [`supports_ports`] tries, and the rule that an old kernel makes of it.
 fn probes(family: Family) -> [Rule; 2] {
     // This is the last priority: no packet gets that far.
     let crippled = Rule::of_all(family, u32::MAX - 1, Action::Lookup(0x5450_ffff));
@@ -224,7 +222,7 @@ fn probes(family: Family) -> [Rule; 2] {
     [probe, crippled]
 }
 
-/// Deletes what [`supports_ports`] left if it was interrupted.
+/// Deletes the rule of [`supports_ports`], in case it was interrupted.
 ///
 /// # Errors
 /// When the kernel refuses.
@@ -232,10 +230,10 @@ pub fn delete_probe(socket: &mut Socket, family: Family) -> Result<(), Error> {
     delete(socket, &probes(family))
 }
 
-/// Reads a rule; `None`: the message is of something else.
+/// Reads a rule; `None`: the message is about something else.
 ///
 /// # Errors
-/// When the message is not what the kernel writes.
+/// When the message does not have the kernel's format.
 pub fn parse(message: Message<'_>, family: Family) -> Result<Option<Rule>, Malformed> {
     let header: [u8; 12] = message.header()?;
     if message.kind != libc::RTM_NEWRULE || header[0] != family.number() {

@@ -1,5 +1,4 @@
-//! A network namespace that exists while something is tried in it: what is done
-//! there changes nothing on the node.
+//! A network namespace in which to try something without a change of the node.
 
 use std::{future::Future, io, thread};
 
@@ -42,8 +41,8 @@ fn enter() -> Result<(), NoScratch> {
             NoScratch::Impossible(errno)
         }
     })?;
-    // Loopback is the first link of every namespace. If it cannot be set up,
-    // what needs it fails.
+    // Loopback is the first link of every namespace. If it cannot be set up, a trial that needs it
+    // fails.
     let _ = Socket::open(Protocol::Route).and_then(|mut s| links::set_up(&mut s, 1));
     Ok(())
 }

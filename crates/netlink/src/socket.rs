@@ -62,7 +62,7 @@ impl Socket {
     }
 
     /// Opens a socket that receives the notifications of `groups` and does not wait for them;
-    /// `object` is what they are about, for errors.
+    /// `object` names their subject, for errors.
     ///
     /// # Errors
     /// Those of [`Socket::listen`].
@@ -98,8 +98,8 @@ impl Socket {
         })
     }
 
-    /// Sets the meanings of the error numbers that a subsystem has besides the
-    /// system's: they become the hint of [`Error::Refused`].
+    /// Sets the meanings of a subsystem's private error numbers: they become the hint of
+    /// [`Error::Refused`].
     pub fn explain(&mut self, private: PrivateErrors) {
         self.private = private;
     }
@@ -109,7 +109,7 @@ impl Socket {
         self.inner.join(groups)
     }
 
-    /// Receives no more notifications of these groups; what is waiting stays.
+    /// Receives no more notifications of these groups; those in the queue stay.
     pub fn leave(&self, groups: &[u32]) -> io::Result<()> {
         self.inner.leave(groups)
     }
@@ -134,13 +134,11 @@ impl Socket {
         Ok(answers)
     }
 
-    /// Sends `request` as a dump and follows it to its end over as many
-    /// datagrams as it takes, again from the start if it was interrupted by a
-    /// change.
+    /// Sends `request` as a dump and follows it to its end over as many datagrams as it takes,
+    /// again from the start if it was interrupted by a change.
     ///
     /// # Errors
-    /// When the kernel refuses, its answer cannot be read, or what is listed
-    /// does not hold still.
+    /// When the kernel refuses, its answer cannot be read, or the listed objects keep changing.
     pub fn dump<T>(
         &mut self,
         request: &Request,
@@ -172,7 +170,7 @@ impl Socket {
     /// read from the socket instead of 64.
     ///
     /// # Errors
-    /// When the socket fails; what the kernel refuses is in the outcomes.
+    /// When the socket fails; refusals of the kernel are in the outcomes.
     pub fn batch(
         &mut self,
         requests: &[Request],

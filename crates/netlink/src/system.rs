@@ -1,7 +1,7 @@
-//! The system that clients talk to: this machine, or another kernel in its place.
+//! The system that clients talk to: this machine, or another kernel instead.
 //!
-//! As with network namespaces, each thread is in one system, and what it opens belongs to that
-//! system. A thread is on the [`Machine`] until it [enters](enter) another one.
+//! As with network namespaces, each thread is in one system, and its sockets and files belong to
+//! that system. A thread is on the [`Machine`] until it [enters](enter) another one.
 
 use std::{
     cell::RefCell,
@@ -44,7 +44,7 @@ pub trait System {
     /// When it cannot be started.
     fn start<'a>(&self, command: Command, input: &'a str) -> io::Result<Running<'a>>;
 
-    /// Reads an option of an IP socket into `value`, which tells the kernel what is asked for.
+    /// Reads an option of an IP socket into `value`, whose content the kernel reads as a parameter.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -162,8 +162,8 @@ impl System for Machine {
             Protocol::SocketDiagnosis => NlFamily::SockOrInetDiag,
         };
         let socket = NlSocket::connect(family, None, Groups::new_groups(groups))?;
-        // Texts in refusals came with Linux 4.12, filtered dumps with 4.20; an
-        // older kernel does without, and callers filter what they list anyway.
+        // Texts in refusals came with Linux 4.12, filtered dumps with 4.20; an older kernel lacks
+        // them, and callers filter all lists anyway.
         let _ = socket.enable_ext_ack(true);
         if protocol == Protocol::Route {
             let _ = socket.enable_strict_checking(true);
@@ -217,8 +217,8 @@ impl System for Machine {
             ),
         };
         let mut length = value.len() as libc::socklen_t;
-        // SAFETY: `value` is as large as `length` says, and nothing else accesses it meanwhile;
-        // the kernel reads and writes bytes there, of whatever alignment.
+        // SAFETY: `value` is as large as `length` says, and nothing else accesses it meanwhile; the
+        // kernel reads and writes bytes there, with any alignment.
         let answer = unsafe {
             libc::getsockopt(
                 socket.as_raw_fd(),

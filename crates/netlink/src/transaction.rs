@@ -44,15 +44,15 @@ pub struct Refusal {
 pub enum Fault {
     /// The kernel refused these; nothing was carried out.
     Refused(Vec<Refusal>),
-    /// The socket failed; what was carried out is unknown.
+    /// The socket failed; it is unknown what was carried out.
     Socket(io::Error),
-    /// The answer could not be read; what was carried out is unknown.
+    /// The answer could not be read; it is unknown what was carried out.
     Answer(Malformed),
 }
 
 impl Socket {
-    /// Prepares the socket for transactions: answers are short, and there is
-    /// room for many. What the kernel does not grant is left as it is.
+    /// Prepares the socket for transactions: answers are short, and there is room for many. A size
+    /// that the kernel does not grant stays as it is.
     pub fn expect_many_answers(&self) {
         let _ = setsockopt(&self.descriptor(), CapAck, &true);
         let _ = setsockopt(&self.descriptor(), sockopt::RcvBufForce, &ANSWERS);
@@ -112,7 +112,7 @@ impl Socket {
                     .ok_or(Fault::Answer(Malformed("datagram larger than 64 KiB")))?,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                // Answers were dropped for want of room; others still wait.
+                // Answers were dropped for lack of room; others still wait.
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
                     lost = Some(error);
                     continue;

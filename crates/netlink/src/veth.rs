@@ -1,4 +1,4 @@
-//! Pairs of virtual Ethernet links (`linux/veth.h`): what enters one end leaves the other,
+//! Pairs of virtual Ethernet links (`linux/veth.h`): packets that enter one end leave the other,
 //! which may be in another network namespace.
 
 use std::os::fd::{AsRawFd, BorrowedFd};

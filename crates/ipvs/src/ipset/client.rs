@@ -60,8 +60,8 @@ impl IpSets {
             revisions: HashMap::new(),
         };
         sets.socket.explain(private);
-        // The kernel refuses a version that it does not speak; which one it speaks
-        // makes no difference to what is asked here.
+        // The kernel refuses a version that it does not speak; both versions are the same for the
+        // requests made here.
         let request = |version| {
             let kind = netfilter_kind(libc::NFNL_SUBSYS_IPSET, GET_PROTOCOL.into());
             Request::new(kind, 0, "use", "ipset")
@@ -139,7 +139,7 @@ impl IpSets {
         Ok(revision)
     }
 
-    /// Creates a set; one that is there already, alike, is fine.
+    /// Creates a set; an equal one that exists is no error.
     ///
     /// # Errors
     /// When the kernel has no such kind, a set of that name is of another kind,
@@ -189,7 +189,7 @@ impl IpSets {
             .map_err(explained)
     }
 
-    /// Destroys the set of that name; one that is gone already is fine.
+    /// Destroys the set of that name; one that does not exist is no error.
     ///
     /// # Errors
     /// When rules still refer to it.
@@ -381,7 +381,7 @@ fn private(number: i32) -> Option<&'static str> {
     })
 }
 
-/// Returns `error` with what the system's error numbers mean here.
+/// Adds the meaning that the system's error numbers have in ipset.
 pub(super) fn explained(error: Error) -> Error {
     error.explained(|errno, operation| {
         let meaning = match (errno, operation) {

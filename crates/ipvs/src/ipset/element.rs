@@ -145,8 +145,7 @@ fn net(ip: IpAddr, bits: Option<u8>) -> Result<IpNet, Malformed> {
     IpNet::new(ip, bits.unwrap_or(whole)).map_err(|_| Malformed("prefix is too long"))
 }
 
-/// The kernel wants these in network order, and flagged so
-/// (`NLA_F_NET_BYTEORDER`).
+/// The kernel expects these in network order, and flagged so (`NLA_F_NET_BYTEORDER`).
 fn number(request: Request, kind: u16, value: u16) -> Request {
     let kind = kind | libc::NLA_F_NET_BYTEORDER as u16;
     request.attribute(kind, &value.to_be_bytes())

@@ -52,11 +52,11 @@ impl IpSets {
         self.change_members(DEL, "remove", set, members)
     }
 
-    /// Sends many members in one message, at whose first refusal the kernel stops: the
-    /// members of a refused message are sent again one by one. Where there is no room,
-    /// only those of the first such message are, since the others would all be refused.
-    /// Without `NLM_F_EXCL`, the kernel does not refuse to add what is there already,
-    /// or to remove what is gone.
+    /// Sends many members in one message, at whose first refusal the kernel stops: the members of a
+    /// refused message are sent again one by one. If the set is full or memory is short, this is
+    /// done only for the first such message, since the others would all be refused. Without
+    /// `NLM_F_EXCL`, the kernel does not refuse to add an existing member, or to remove a missing
+    /// one.
     fn change_members(
         &mut self,
         command: u16,
@@ -138,7 +138,7 @@ impl IpSets {
         };
         self.request(command, set.family_number(), 0, &words)
             .text(NAME, &set.name)
-            // The kernel wants a line number with a list, to tell where it stopped.
+            // The kernel expects a line number with a list, to tell where it stopped.
             .u32(LINE, 0)
             .nested(ADT, |list| members.iter().fold(list, filled))
     }
@@ -159,13 +159,11 @@ impl IpSets {
         filled(request.text(NAME, &set.name), member)
     }
 
-    /// Has a set take `set.max_members` members: a larger one is filled with the
-    /// members that it has, and swapped in at once. Rules that refer to the set
-    /// refer to the larger one then.
+    /// Makes room for `set.max_members` members in a set: a larger set is filled with the same
+    /// members, and swapped in at once. Rules that refer to the set then refer to the larger one.
     ///
     /// # Errors
-    /// When there is no such set or no room for a larger one; the set is as it
-    /// was then.
+    /// When there is no such set or no room for a larger one; then the set is unchanged.
     pub fn enlarge(&mut self, set: &Set) -> Result<(), Error> {
         let members = self.members(&set.name)?;
         let larger = Set {

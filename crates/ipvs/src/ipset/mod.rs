@@ -69,8 +69,8 @@ impl Kind {
         Kind::Port,
     ];
 
-    /// Returns the oldest revision that has what is asked of it: those of kinds with a port
-    /// know SCTP from 1 on (`ip_set_hash_ipport.c` and others, Linux 2.6.39).
+    /// The oldest revision that can do all that Tripod needs: kinds with a port know SCTP from 1 on
+    /// (`ip_set_hash_ipport.c` and others, Linux 2.6.39).
     pub(super) fn revision(self) -> u8 {
         match self {
             Kind::IpPort | Kind::IpPortIp | Kind::IpPortNet => 1,
@@ -160,7 +160,7 @@ impl Set {
         }
     }
 
-    /// `AF_*`, as the kernel wants it for this kind.
+    /// `AF_*`, as the kernel expects it for this kind.
     fn family_number(&self) -> u8 {
         match self.kind {
             Kind::Port => libc::AF_UNSPEC as u8,
@@ -174,7 +174,7 @@ impl Set {
 pub struct Listed {
     /// The name that rules call it by.
     pub name: String,
-    /// Its kind's name, which may be one that is not in [`Kind`].
+    /// Name of its kind, which may be missing in [`Kind`].
     pub kind: String,
     /// Family of its addresses, where it has one.
     pub family: Option<Family>,
@@ -187,7 +187,7 @@ pub struct Listed {
 }
 
 impl Listed {
-    /// Returns true if it is what `set` asks for, whatever its size.
+    /// Returns true if it matches `set`, apart from the size.
     pub fn is(&self, set: &Set) -> bool {
         let family = match set.kind {
             Kind::Port => true,

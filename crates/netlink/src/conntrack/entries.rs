@@ -28,7 +28,7 @@ const ESTABLISHED: u8 = 3;
 /// `IP_CT_TCP_FLAG_BE_LIBERAL` (`linux/netfilter/nf_conntrack_tcp.h`), as flags and mask of
 /// `struct nf_ct_tcp_flags`: the windows are not known.
 const LIBERAL: [u8; 2] = [8, 8];
-/// How long an entry stays without a packet, in seconds: what kube-proxy sets for established
+/// How long an entry stays without a packet, in seconds: kube-proxy's value for established
 /// connections (`conntrack.tcpEstablishedTimeout`). From the first packet on, the kernel's own
 /// setting applies.
 const SECONDS: u32 = 86_400;

@@ -1,4 +1,4 @@
-//! What becomes of connection tracking entries, from the kernel's notifications.
+//! Changes of connection tracking entries, from the kernel's notifications.
 
 use std::io;
 

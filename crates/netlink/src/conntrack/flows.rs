@@ -1,10 +1,9 @@
 //! The entries of connection tracking, over ctnetlink
 //! (`linux/netfilter/nfnetlink_conntrack.h`).
 //!
-//! nat rules apply to the first packet of a flow only; the others go where that one
-//! went. A UDP flow lives for as long as its client sends, so that after a change of
-//! rules a flow that is translated to something else must be deleted: its next packet
-//! is then a first one.
+//! NAT rules apply to the first packet of a flow only; the others follow it. A UDP flow lives for
+//! as long as its client sends, so that after a change of rules a flow that is translated to
+//! something else must be deleted: its next packet is then a first one.
 //!
 //! ```no_run
 //! use net::Family;
@@ -15,8 +14,8 @@
 //!
 //! # fn main() -> Result<(), netlink::Error> {
 //! let mut socket = Socket::open(Protocol::Netfilter)?;
-//! // What was sent to a Service whose only endpoint is 10.1.0.7:53 now, and
-//! // goes to another.
+//! // Flows to a Service whose only endpoint is 10.1.0.7:53 now, and that go
+//! // to another one.
 //! let stale = Match {
 //!     protocol: UDP,
 //!     destination: Some([10, 96, 0, 10].into()),
@@ -87,7 +86,7 @@ pub const TCP: u8 = libc::IPPROTO_TCP as u8;
 /// A pattern of flows. `None` matches anything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Match {
-    /// `IPPROTO_*`; one that has ports.
+    /// `IPPROTO_*` of a protocol with ports.
     pub protocol: u8,
     /// The address that the client called.
     pub destination: Option<IpAddr>,
@@ -240,7 +239,7 @@ pub struct Snapshot {
     pub expires_in: Option<u32>,
 }
 
-/// Returns what has become of `flow`; `None`: its entry is gone.
+/// Reads the present state of `flow`; `None`: its entry is gone.
 ///
 /// # Errors
 /// When the kernel refuses, or its answer cannot be read.
@@ -273,8 +272,8 @@ pub fn look_up(socket: &mut Socket, flow: &Flow) -> Result<Option<Snapshot>, Err
     }
 }
 
-/// Deletes the flows of `family` that one of `matches` matches, and returns how
-/// many there were. One that ended meanwhile is fine.
+/// Deletes the flows of `family` that match one of `matches`, and returns how many there were. A
+/// flow that ended meanwhile is no error.
 ///
 /// # Errors
 /// The same as for [`list`]; the first deletion that the kernel refused, after all
@@ -372,10 +371,9 @@ fn message(kind: u16, family: Family, operation: &'static str, object: String) -
     Request::new(kind, 0, operation, object).nfgenmsg(family.number())
 }
 
-/// Returns the dump, filtered by the protocol and port that all matches have in
-/// common. Not by address: `ctnetlink_filter_match_tuple` of Linux 6.18 takes
-/// an IPv6 address the wrong way round. Linux before 5.8 ignores the filter;
-/// what comes is filtered here anyway.
+/// The dump, filtered by the protocol and port that all matches have in common. Not by address:
+/// `ctnetlink_filter_match_tuple` of Linux 6.18 takes an IPv6 address the wrong way round. Linux
+/// before 5.8 ignores the filter; the answers are filtered here anyway.
 pub(super) fn dump(family: Family, matches: &[Match]) -> Request {
     let object = format!("{family} flows of connection tracking");
     let request = message(CT_GET, family, "list", object);

@@ -38,7 +38,7 @@ pub fn create(names: &[&str]) -> Result<(), Error> {
     socket.batch_all(&requests, &[Errno::EEXIST, Errno::EBUSY])
 }
 
-/// Deletes a counter; one that is gone is fine.
+/// Deletes a counter; one that does not exist is no error.
 ///
 /// # Errors
 /// When the kernel refuses, as while rules use it (EBUSY).

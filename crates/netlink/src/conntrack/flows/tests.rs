@@ -51,7 +51,7 @@ pub(crate) fn enter_udp(socket: &mut Socket, client: &str, called: &str, served:
     enter(socket, &flow(UDP, client, called, served), 0);
 }
 
-/// Returns all UDP flows of `family`, each as "what was called from where answers", in order.
+/// Lists all UDP flows of `family`, each as the called address and the answering one, in order.
 pub(crate) fn udp(socket: &mut Socket, family: Family) -> Vec<String> {
     let flows = list(socket, family, &[Match::all(UDP)]).unwrap();
     let mut lines: Vec<_> = flows
@@ -120,7 +120,7 @@ fn what_is_meant() {
         let matches = [case, to("192.0.2.1:1", Reply::Any)];
         assert_eq!(Index::new(&matches).means(&led), expected, "{matches:?}");
     }
-    // One of several that call the same is enough.
+    // One of several flows with the same destination is enough.
     let both = [
         to_dns(Reply::From(HashSet::new())),
         to_dns(Reply::From(sources(["10.1.0.7:5353"]))),
