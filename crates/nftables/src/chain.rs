@@ -56,14 +56,14 @@ impl Hook {
     }
 }
 
-/// The type of a base chain: what its rules may do.
+/// The type of a base chain, which limits what its rules can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChainType {
     /// Accepts and drops packets, at any hook.
     Filter,
     /// First packets of connections, to translate addresses.
     Nat,
-    /// As filter at output, routing again what was changed.
+    /// As filter at output, and routes changed packets again.
     Route,
 }
 
@@ -164,7 +164,7 @@ impl Chain {
         }
     }
 
-    /// Writes what stands between the braces after `add chain`.
+    /// Writes the text between the braces after `add chain`.
     pub(super) fn body(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.base.is_none() && self.comment.is_none() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! The socket to nf_tables: running transactions, and reading what there is.
+//! The socket to nf_tables: running transactions, and listing objects.
 
 use std::{thread, time::Duration};
 
@@ -57,8 +57,8 @@ pub struct Contents {
     pub sets: Vec<(ListedSet, Vec<Element>)>,
 }
 
-/// Separates what the kernel answered from what is unknown: a permanent refusal, other than for
-/// lack of a privilege, means that it has nothing of the kind.
+/// Separates answers of the kernel from unknown results: a permanent refusal, other than for lack
+/// of a privilege, means that it has nothing of the kind.
 fn known<T>(answer: Result<T, Error>) -> Result<Option<T>, Error> {
     match answer {
         Err(error) if error.errno() == Some(Errno::EPERM) || error.is_passing() => Err(error),
@@ -70,7 +70,7 @@ impl Rules {
     /// Opens the rules of the network namespace of the calling thread.
     ///
     /// # Errors
-    /// When no netlink socket can be had.
+    /// When no netlink socket can be opened.
     pub fn open() -> Result<Rules, Error> {
         let socket = Socket::open(Protocol::Netfilter)?;
         socket.expect_many_answers();
@@ -90,7 +90,7 @@ impl Rules {
         })
     }
 
-    /// Returns a number that grows by one with each change, whichever process makes it.
+    /// Reads a number that grows by one with each change, by any process.
     ///
     /// # Errors
     /// When the kernel has no nf_tables, or refuses.
@@ -250,8 +250,8 @@ impl Rules {
             .dump(&request, |m| ListedRule::read(m).map(ours))
     }
 
-    /// Returns what the counters in the rules of a chain counted, in their order; nothing if there
-    /// is no such chain.
+    /// Reads the counters in the rules of a chain, in their order; nothing if there is no such
+    /// chain.
     ///
     /// # Errors
     /// As [`Rules::chains`].
@@ -355,8 +355,8 @@ impl Rules {
         }))
     }
 
-    /// Reads what takes several lists, again from the start where a process
-    /// changed something meanwhile; also returns the generation that was read.
+    /// Reads several lists, again from the start if a process changed something meanwhile; also
+    /// returns the generation that was read.
     fn unchanged<T>(
         &mut self,
         of: &Table,

@@ -1,5 +1,5 @@
-//! Compiles what a rule says into expressions, with the registers that `nft` would
-//! take, so that `nft` reads them as what they were.
+//! Compiles the statements of a rule into expressions, with the registers that `nft` would take, so
+//! that `nft` lists them as the same statements.
 
 use std::net::IpAddr;
 
@@ -236,7 +236,7 @@ fn contained(key: &[Field], set: &SetName, membership: Membership, out: &mut Vec
     });
 }
 
-/// Takes what `map` has for the key in the first register.
+/// Looks up the data in `map` for the key in the first register.
 fn mapped(map: &SetName, data: LookupData) -> Expression {
     Expression::Lookup {
         set: map.name.clone(),

@@ -1,4 +1,4 @@
-//! The types of keys and data: what `nft` calls them, and how their octets read.
+//! The types of keys and data: their names in `nft`, and the text of their octets.
 
 use std::{
     fmt,
@@ -17,7 +17,7 @@ const NAME: usize = 16;
 /// its `datatype.h`). The kernel only keeps these numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DataType {
-    /// A number of 32 bits in host order, such as what `numgen` makes.
+    /// A number of 32 bits in host order, such as that of `numgen`.
     Integer,
     /// An IPv4 address.
     Ipv4,
@@ -33,7 +33,7 @@ pub enum DataType {
     CtState,
     /// Direction in a connection.
     CtDirection,
-    /// Bits of what was done with a connection.
+    /// Status bits of a connection.
     CtStatus,
     /// Kind of an address, as `fib` finds it.
     FibType,
@@ -202,7 +202,7 @@ const CT_STATES: [(u32, &str); 5] = [
     (8, "new"),
     (64, "untracked"),
 ];
-/// `ct status`, likewise (`enum ip_conntrack_status`).
+/// Bits of `ct status` (`enum ip_conntrack_status`).
 const CT_STATUSES: [(u32, &str); 7] = [
     (1, "expected"),
     (2, "seen-reply"),

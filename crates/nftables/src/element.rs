@@ -105,9 +105,8 @@ impl Element {
         self
     }
 
-    /// Returns the same element without what changes by itself: what is left of its
-    /// timeout, and what it counted. What is sent and what is listed are equal in this
-    /// form.
+    /// Returns the same element without the parts that change by themselves: the rest of its
+    /// timeout, and its counter. An element that was sent equals the listed one in this form.
     #[must_use]
     pub fn comparable(self) -> Element {
         Element {
@@ -260,7 +259,7 @@ impl Raw {
 pub struct Found(Vec<Raw>);
 
 impl Found {
-    /// Returns what a message of a dump has.
+    /// Reads the elements in a message of a dump.
     pub fn read(message: Message<'_>) -> Result<Found, Malformed> {
         let mut found = Vec::new();
         for attribute in message.attributes(HEADER) {

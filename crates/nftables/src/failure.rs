@@ -70,16 +70,16 @@ impl Failure {
 }
 
 impl Refused {
-    /// Returns what the kernel refused of `transaction`, which was sent in this
-    /// `grouping`, by name.
+    /// Names the objects of `transaction`, which was sent in this `grouping`, that the kernel
+    /// refused.
     pub(super) fn named(
         transaction: &Transaction,
         grouping: Grouping,
         refusals: Vec<Refusal>,
     ) -> Vec<Refused> {
         let mut named = Vec::new();
-        // The first request begins the transaction, the last ends it. The kernel names
-        // what it refuses in the order of requests, except for the frame.
+        // The first request begins the transaction, the last ends it. The kernel names refused
+        // objects in the order of requests, except for the frame.
         let mut parts = (1..).zip(transaction.parts(grouping)).peekable();
         for refusal in refusals {
             while parts.next_if(|(index, _)| *index < refusal.index).is_some() {}

@@ -17,9 +17,9 @@ pub enum Field {
     SourceAddress(Family),
     /// The destination address, from the header.
     DestinationAddress(Family),
-    /// Source port, whatever the protocol.
+    /// Source port of any protocol.
     SourcePort,
-    /// Destination port, whatever the protocol.
+    /// Destination port of any protocol.
     DestinationPort,
     /// A property of the packet in the kernel.
     Meta(Meta),
@@ -85,7 +85,7 @@ pub enum Ct {
     /// Source port; it takes a direction. `nft` 1.0.6 does not take it in a
     /// concatenation.
     SourcePort,
-    /// Destination port, likewise.
+    /// Destination port; it takes a direction. `nft` 1.0.6 does not take it in a concatenation.
     DestinationPort,
 }
 
@@ -218,7 +218,7 @@ impl Field {
         }
     }
 
-    /// Returns the header, the offset and the length of what is part of a packet.
+    /// Returns the header, the offset and the length of a field that is part of a packet.
     pub(super) fn payload(&self) -> Option<(Header, u32, u32)> {
         Some(match self {
             Field::SourceAddress(Family::V4) => (Header::Network, 12, 4),
@@ -231,8 +231,8 @@ impl Field {
         })
     }
 
-    /// Appends what loads it into the register at `to`; `free` is the first
-    /// octet of the registers that nothing else uses.
+    /// Appends the expressions that load it into the register at `to`; `free` is the first octet of
+    /// the registers that are not in use.
     pub(super) fn load(&self, to: usize, free: usize, out: &mut Vec<Expression>) {
         let register = Register::at(to);
         if let Some((header, offset, len)) = self.payload() {
@@ -314,7 +314,7 @@ pub(super) fn len(fields: &[Field]) -> usize {
     }
 }
 
-/// Appends what loads a concatenation into the registers from `to` on. Returns its
+/// Appends the expressions that load a concatenation into the registers from `to` on. Returns its
 /// length. `free` is as for [`Field::load`].
 pub(super) fn load(fields: &[Field], to: usize, free: usize, out: &mut Vec<Expression>) -> usize {
     let len = len(fields);

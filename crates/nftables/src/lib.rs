@@ -58,8 +58,8 @@ const fn kind(message: libc::c_int) -> u16 {
     netfilter_kind(libc::NFNL_SUBSYS_NFTABLES, message)
 }
 
-/// Reads a message as each kind of answer there is, and prints what it is; for
-/// tests with bytes from anywhere.
+/// Reads a message as each kind of answer there is, and prints the results; for tests with bytes
+/// from anywhere.
 pub fn read_anything(message: netlink::Message<'_>) {
     let _ = (
         Table::read(message),

@@ -1,5 +1,5 @@
-//! What becomes of chains and of the rules in them, generation by generation, as
-//! `nft monitor` shows it.
+//! Changes of chains and of the rules in them, generation by generation, as `nft monitor` shows
+//! them.
 
 use std::{io, sync::Arc};
 
@@ -25,8 +25,8 @@ const DELETED_RULE: u16 = kind(libc::NFT_MSG_DELRULE);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The changes since the last generation led to this one. The kernel notifies of each
-    /// generation, also of one that changed nothing of what is shown here
-    /// (`nf_tables_commit` in `net/netfilter/nf_tables_api.c`).
+    /// generation, also of one without any change that is shown here (`nf_tables_commit` in
+    /// `net/netfilter/nf_tables_api.c`).
     Generation(u32),
     /// A chain, or a rule in it, was added, changed or deleted.
     Changed(ChangedChain),
@@ -46,7 +46,7 @@ pub struct ChangedChain {
     pub leads_to: Option<Vec<Arc<str>>>,
 }
 
-/// Receives notifications of all changes of chains and rules, whoever makes them.
+/// Receives notifications of all changes of chains and rules, by any process.
 pub struct Monitor {
     socket: Socket,
 }
@@ -55,7 +55,7 @@ impl Monitor {
     /// Returns a monitor for the network namespace of the calling thread.
     ///
     /// # Errors
-    /// When no netlink socket can be had.
+    /// When no netlink socket can be opened.
     pub fn open() -> Result<Monitor, Error> {
         let socket = Socket::listen(Protocol::Netfilter, &[GROUP])?;
         socket.expect_many_answers();
@@ -63,7 +63,7 @@ impl Monitor {
         Ok(Monitor { socket })
     }
 
-    /// Receives nothing from now on; what is waiting stays.
+    /// Receives nothing from now on; notifications in the queue stay.
     ///
     /// # Errors
     /// When the system refuses.
@@ -71,7 +71,7 @@ impl Monitor {
         self.socket.leave(&[GROUP])
     }
 
-    /// Receives what is notified of from now on.
+    /// Receives notifications from now on.
     ///
     /// # Errors
     /// When the system refuses.
@@ -95,7 +95,7 @@ impl Monitor {
     }
 }
 
-/// Returns what a notification says; `None`: it is about something else.
+/// Reads a notification; `None`: it is about something else.
 pub(super) fn read(message: Message<'_>) -> Result<Option<Event>, Malformed> {
     let (of_rule, name) = match message.kind {
         NEW_GENERATION => return Ok(generation_of(message)?.map(Event::Generation)),
@@ -116,7 +116,7 @@ pub(super) fn read(message: Message<'_>) -> Result<Option<Event>, Malformed> {
             chain::TABLE => attribute.text()?.clone_into(&mut changed.table),
             kind if kind == name => attribute.text()?.clone_into(&mut changed.chain),
             rule::EXPRESSIONS if of_rule => {
-                // Others may use what is not known here.
+                // Others may use expressions that are not known here.
                 let expressions = Expression::read_all(attribute).ok();
                 changed.leads_to = expressions.map(|all| leads_to(&all));
             }

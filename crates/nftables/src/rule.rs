@@ -1,4 +1,4 @@
-//! Rules of nf_tables: what is sent of one, and what is read.
+//! Rules of nf_tables, as they are sent and as they are read.
 
 use std::fmt;
 
@@ -49,7 +49,7 @@ impl Rule {
         self
     }
 
-    /// Returns what the kernel gets.
+    /// The expressions that the kernel gets.
     pub fn expressions(&self) -> Vec<Expression> {
         compile(&self.statements)
     }
@@ -94,7 +94,7 @@ pub struct ListedRule {
 }
 
 impl ListedRule {
-    /// Returns true if this is what the kernel would hold of `rule`, apart from counts.
+    /// Returns true if the kernel would have `rule` in this form, apart from counts.
     pub fn is(&self, rule: &Rule) -> bool {
         let desired = rule.expressions().into_iter().map(Expression::comparable);
         self.comment == rule.comment && desired.eq(self.expressions.iter().cloned())
@@ -125,8 +125,8 @@ impl ListedRule {
     }
 }
 
-/// Returns what the counters of the rule in a message counted, if it is of that chain. Kernels
-/// before 4.12 list the rules of all chains (`nf_tables_dump_rules`).
+/// Reads the counters of the rule in a message, if it is of that chain. Kernels before 4.12 list
+/// the rules of all chains (`nf_tables_dump_rules`).
 pub(super) fn counted(
     message: Message<'_>,
     table: &Table,

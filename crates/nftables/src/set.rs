@@ -272,7 +272,7 @@ impl Set {
         if self.data.is_some() { "map" } else { "set" }
     }
 
-    /// Writes what stands between the braces after `add set` or `add map`.
+    /// Writes the text between the braces after `add set` or `add map`.
     pub(super) fn body(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("{ ")?;
         match &self.key {
@@ -341,7 +341,7 @@ pub struct ListedSet {
 }
 
 impl ListedSet {
-    /// Returns true if this is what the kernel would hold of `set`.
+    /// Returns true if the kernel would have `set` in this form.
     pub fn is(&self, set: &Set) -> bool {
         let desired = Set {
             // A set with a timeout of its own is one whose elements have some.

@@ -1,4 +1,4 @@
-//! What a rule says: conditions and actions, in the words of `nft`.
+//! The statements of a rule: conditions and actions, in the words of `nft`.
 
 use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
 
@@ -41,7 +41,7 @@ pub enum Statement {
     Redirect(Option<u16>),
     /// Refuses the packet, with an answer to its sender.
     Reject(Reject),
-    /// Changes a set by what the packet holds.
+    /// Changes a set with fields of the packet.
     Dynset(Dynset),
     /// Counts packets and bytes.
     Counter,
@@ -79,7 +79,7 @@ pub enum Test {
 pub struct SetName {
     /// The name of the set.
     pub name: Arc<str>,
-    /// It holds ranges: then `nft` wants numbers of the key in network order.
+    /// It holds ranges: then `nft` expects numbers of the key in network order.
     pub ranges: bool,
     /// Types of the data, of a map.
     pub data: Vec<DataType>,
@@ -140,8 +140,7 @@ pub enum Reject {
     TcpReset,
 }
 
-/// A change of a set by what a packet holds. An element that is there is found
-/// by its key.
+/// A change of a set with fields of a packet. An existing element is found by its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dynset {
     /// The change of the element.

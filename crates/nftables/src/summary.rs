@@ -1,4 +1,4 @@
-//! What distinguishes a rule from others, whoever made it.
+//! Properties that tell a rule from others, whoever made it.
 
 use netlink::{Attribute, Malformed, Message};
 
@@ -29,7 +29,7 @@ pub struct RuleSummary {
 }
 
 impl RuleSummary {
-    /// Returns what the answer to a question for one rule says.
+    /// Reads the answer to a request for one rule.
     pub fn read(message: Message<'_>) -> Result<RuleSummary, Malformed> {
         let mut summary = RuleSummary::default();
         for attribute in message.attributes(super::HEADER) {

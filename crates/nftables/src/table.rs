@@ -70,7 +70,7 @@ impl Table {
     }
 }
 
-/// Returns what `nft` calls a family.
+/// The name of a family in `nft`.
 pub(super) fn word(family: Family) -> &'static str {
     match family {
         Family::V4 => "ip",

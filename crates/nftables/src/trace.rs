@@ -1,5 +1,5 @@
-//! What the kernel says of the way of a packet that is traced (`meta nftrace`):
-//! `enum nft_trace_attributes` of `linux/netfilter/nf_tables.h`.
+//! The kernel's messages about the way of a traced packet (`meta nftrace`): `enum
+//! nft_trace_attributes` of `linux/netfilter/nf_tables.h`.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -141,8 +141,8 @@ fn known(attribute: Attribute<'_>) -> Option<Verdict> {
     Verdict::read(attribute).ok()
 }
 
-/// Returns what the headers say; `None`: they are missing, cut off, or of a protocol
-/// without ports. Extension headers of IPv6 are not followed.
+/// Reads the headers; `None`: they are missing, cut off, or of a protocol without ports. Extension
+/// headers of IPv6 are not followed.
 fn headers(network: &[u8], transport: &[u8]) -> Option<Headers> {
     let octets = |at: usize| network.get(at..at + 4)?.try_into().ok();
     let wide = |at: usize| network.get(at..at + 16)?.try_into().ok();

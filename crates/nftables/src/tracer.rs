@@ -97,10 +97,10 @@ impl Tracer {
         })
     }
 
-    /// Returns what the rule of that number says.
+    /// Reads the rule of that number.
     ///
     /// # Errors
-    /// When it is gone meanwhile.
+    /// When it has been deleted meanwhile.
     pub fn rule(&mut self, chain: &TracedChain, handle: u64) -> Result<RuleSummary, Error> {
         let object = format!("rule {handle} of chain {} of nf_tables", chain.name);
         let request = Request::new(GET_RULE, 0, "read", object)
@@ -115,7 +115,7 @@ impl Tracer {
     }
 }
 
-/// Returns what makes the table.
+/// The transaction that adds the table.
 fn transaction(target: &Target) -> Transaction {
     let family = Family::of(&target.to.ip());
     let table = Table {

@@ -31,7 +31,7 @@ pub struct Transaction {
 /// How many elements of a step go into one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Grouping {
-    /// As many as fit: what is refused may be any of them.
+    /// As many as fit: any of them may be the refused one.
     Many,
     /// Takes more room. The kernel refuses messages one by one and continues, so that each refused
     /// element is known.
@@ -90,8 +90,7 @@ impl Transaction {
             .sum()
     }
 
-    /// Returns how many steps it has, whatever their number of elements: the index of
-    /// the next step.
+    /// Returns how many steps it has, each with any number of elements: the index of the next step.
     pub fn steps(&self) -> usize {
         self.steps.len()
     }
@@ -112,7 +111,7 @@ impl Transaction {
         self
     }
 
-    /// Adds the table; one that is there stays as it is.
+    /// Adds the table; an existing one stays as it is.
     pub fn add_table(&mut self) -> &mut Self {
         self.step(Step::AddTable)
     }
@@ -122,7 +121,7 @@ impl Transaction {
         self.step(Step::DeleteTable)
     }
 
-    /// Adds a chain; one that is there gets this policy and stays otherwise.
+    /// Adds a chain; an existing one gets this policy and stays otherwise.
     pub fn add_chain(&mut self, chain: Chain) -> &mut Self {
         self.step(Step::AddChain(chain))
     }
@@ -142,7 +141,7 @@ impl Transaction {
         self.step(Step::AddRule(chain.into(), rule))
     }
 
-    /// Adds a set or a map; one that is there, alike, stays as it is.
+    /// Adds a set or a map; an equal one that exists stays as it is.
     pub fn add_set(&mut self, set: &Arc<Set>) -> &mut Self {
         self.step(Step::AddSet(Arc::clone(set)))
     }
@@ -152,9 +151,8 @@ impl Transaction {
         self.step(Step::DeleteSet(Arc::clone(set)))
     }
 
-    /// Adds elements; one that is there stays as it is. One of a map that is
-    /// there with other data is refused: it has to be deleted before, in the
-    /// same transaction.
+    /// Adds elements; existing ones stay as they are. An element of a map that exists with other
+    /// data is refused: it has to be deleted before, in the same transaction.
     pub fn add_elements(&mut self, set: &Arc<Set>, elements: Vec<Element>) -> &mut Self {
         if elements.is_empty() {
             return self;
@@ -162,7 +160,7 @@ impl Transaction {
         self.step(Step::AddElements(Arc::clone(set), elements))
     }
 
-    /// Deletes elements; one that is not there is refused.
+    /// Deletes elements; missing ones are refused.
     pub fn delete_elements(&mut self, set: &Arc<Set>, elements: Vec<Element>) -> &mut Self {
         if elements.is_empty() {
             return self;
@@ -180,8 +178,8 @@ impl Transaction {
         self.steps.iter().any(|step| step.elements().len() > 1)
     }
 
-    /// Returns what goes to the kernel: a frame, and one message for each change, elements as
-    /// `grouping` says. It is refused if another change was made since `generation`.
+    /// The messages for the kernel: a frame, and one message for each change, elements as
+    /// `grouping` says. They are refused if another change was made since `generation`.
     pub(super) fn requests(
         &self,
         generation: Option<u32>,

@@ -1,5 +1,5 @@
-//! User data: what the kernel keeps with an object without looking at it. `nft`
-//! writes types and comments there, and reads them when it lists.
+//! User data: bytes that the kernel keeps with an object without looking at them. `nft` writes
+//! types and comments there, and reads them when it lists.
 
 /// Longest user data (`NFT_USERDATA_MAXLEN`).
 const LONGEST: usize = 256;
@@ -12,7 +12,7 @@ const COMMENT: usize = 128;
 pub struct Comment(Box<str>);
 
 impl Comment {
-    /// Returns a comment of this text; what does not fit is left out.
+    /// A comment with this text, cut to fit.
     pub fn new(text: &str) -> Comment {
         let mut comment = String::with_capacity(text.len().min(COMMENT));
         for c in text.chars().filter(|c| !c.is_control() && *c != '"') {

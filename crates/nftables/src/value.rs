@@ -15,7 +15,7 @@ pub enum Value {
     Port(u16),
     /// A number of 32 bits: a mark, a slot.
     Number(u32),
-    /// An interface's name. What is longer than 15 octets is cut.
+    /// An interface's name, cut to 15 octets.
     Name(String),
 }
 

@@ -1,4 +1,4 @@
-//! What becomes of a packet (`enum nft_verdicts`).
+//! Decisions on a packet (`enum nft_verdicts`).
 
 use std::{fmt, sync::Arc};
 
@@ -70,7 +70,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Octets or a verdict: what an element of a map or an expression holds.
+/// Octets or a verdict: the content of an element of a map or an expression.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Datum {
     /// Octets, as [`concat`](super::concat) makes them.
@@ -90,7 +90,7 @@ impl Datum {
     /// Reads a value or verdict.
     ///
     /// # Errors
-    /// When the attribute is not what the kernel writes.
+    /// When the attribute does not have the kernel's format.
     pub fn read(attribute: Attribute<'_>) -> Result<Datum, Malformed> {
         for inner in attribute.nested() {
             let inner = inner?;

@@ -1,4 +1,4 @@
-//! Noticing what others change, by the kernel's notifications.
+//! Notices changes by others, from the kernel's notifications.
 
 use std::{
     collections::BTreeSet,
@@ -63,7 +63,7 @@ impl Watcher {
     /// transaction of ours brings no notifications.
     ///
     /// # Errors
-    /// When no netlink socket can be had, or no filter set.
+    /// When no netlink socket can be opened, or no filter set.
     pub fn open(own: &[u32]) -> Result<Watcher, Error> {
         let socket = Socket::listen(Protocol::Netfilter, &[GROUP])?;
         socket.expect_many_answers();
@@ -118,7 +118,7 @@ impl Watcher {
         if alone { Ok(()) } else { Err(Failure::Changed) }
     }
 
-    /// Returns what was changed since the last time; does not wait.
+    /// Returns the changes since the last call; does not wait.
     ///
     /// # Errors
     /// When the socket fails.
@@ -148,7 +148,7 @@ pub(super) fn failed(source: io::Error) -> Error {
     }
 }
 
-/// Notes what a notification is about.
+/// Records the subject of a notification.
 pub fn note(message: Message<'_>, changes: &mut Changes) {
     if message.kind == NEW_GENERATION {
         let named = generation_of(message).ok().flatten();
@@ -170,7 +170,7 @@ pub fn note(message: Message<'_>, changes: &mut Changes) {
 /// these numbers as `nlmsg_pid`. All messages of a datagram have the same.
 fn others_than(own: &[u32]) -> Vec<SockFilter> {
     let code = |code: u32| code as u16;
-    // Filters load in network order what the kernel wrote in host order.
+    // Filters load values in network order that the kernel wrote in host order.
     let mut filter = vec![SockFilter::new(
         code(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS),
         0,

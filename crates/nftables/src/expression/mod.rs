@@ -1,6 +1,6 @@
 //! Expressions: the instructions that a rule consists of in the kernel. They
 //! load into registers, compare, look up, and end in a verdict or an action.
-//! What a rule says in words becomes expressions in [`compile`](super::compile).
+//! [`compile`](super::compile) translates the statements of a rule to expressions.
 
 mod attributes;
 mod read;
@@ -84,9 +84,9 @@ pub enum Access {
 /// Operation of a dynset expression (`enum nft_dynset_ops`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DynsetOp {
-    /// Adds an element; one that is there stays as it is.
+    /// Adds an element; an existing one stays as it is.
     Add = 0,
-    /// Adds an element, or begins the timeout of one that is there again.
+    /// Adds an element, or starts the timeout of an existing one again.
     Update = 1,
     /// Deletes an element.
     Delete = 2,
@@ -136,7 +136,7 @@ pub struct Limit {
     pub seconds: u64,
     /// How many packets above the rate may come at once.
     pub burst: u32,
-    /// Matches what is over the limit, not what is within.
+    /// Matches packets over the limit, not those within.
     pub over: bool,
 }
 
@@ -173,16 +173,16 @@ pub enum Expression {
         /// The register that is loaded.
         to: Register,
     },
-    /// Loads or sets what the kernel knows of the packet (`enum nft_meta_keys`).
+    /// Loads or sets a property of the packet in the kernel (`enum nft_meta_keys`).
     Meta {
-        /// The number of what is loaded or set.
+        /// The number of the property.
         key: u32,
         /// Loaded or set.
         access: Access,
     },
-    /// Loads or sets what it knows of the connection (`enum nft_ct_keys`).
+    /// Loads or sets a property of the connection in the kernel (`enum nft_ct_keys`).
     Ct {
-        /// The number of what is loaded or set.
+        /// The number of the property.
         key: u32,
         /// 0: original, 1: reply.
         direction: Option<u8>,
@@ -355,8 +355,8 @@ pub enum LookupData {
 }
 
 impl Expression {
-    /// Returns the same expression without what changes by itself, and what the kernel
-    /// adds: what is sent and what is listed are equal in this form.
+    /// Returns the same expression without the parts that change by themselves, and those that the
+    /// kernel adds: an expression that was sent equals the listed one in this form.
     #[must_use]
     pub fn comparable(mut self) -> Expression {
         match &mut self {

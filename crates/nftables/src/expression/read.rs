@@ -106,7 +106,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// `None` for one that is not known here, or not in this form.
+/// `None` for an expression that is not known here, or not in this form.
 fn known(name: &str, f: &Fields<'_>, depth: u32) -> Result<Option<Expression>, Malformed> {
     if let Some(load) = load(name, f)? {
         return Ok(Some(load));
@@ -172,7 +172,7 @@ fn load(name: &str, f: &Fields<'_>) -> Result<Option<Expression>, Malformed> {
     }))
 }
 
-/// Reads expressions that read what is in registers, or change it there.
+/// Reads expressions that examine registers, or change them.
 fn comparison(name: &str, f: &Fields<'_>) -> Result<Option<Expression>, Malformed> {
     Ok(Some(match name {
         "cmp" => Expression::Compare {

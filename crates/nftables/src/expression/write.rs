@@ -140,7 +140,7 @@ impl Expression {
         }
     }
 
-    /// Writes an expression that reads what is in registers, or changes it there.
+    /// Writes an expression that examines registers, or changes them.
     fn comparison(&self, r: Request) -> Request {
         match self {
             Expression::Compare { from, how, with } => {

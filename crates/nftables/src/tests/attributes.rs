@@ -22,8 +22,7 @@ fn wire(transaction: &Transaction) -> Vec<u8> {
     wire
 }
 
-/// Returns what is read from elements as they were sent: the kernel's answers have the
-/// same form.
+/// Reads elements from the form in which they are sent: the kernel's answers have the same form.
 fn again(set: Set, elements: &[Element]) -> Vec<Element> {
     let set = Arc::new(set);
     let mut transaction = Transaction::new(Table::new(Family::V4, "t"));

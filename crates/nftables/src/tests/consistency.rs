@@ -1,4 +1,4 @@
-//! What is read is what there was at one moment, also while others change it.
+//! A reading shows the state of one moment, also while others change it.
 
 use std::{
     sync::{

@@ -47,7 +47,7 @@ fn names(rules: &mut Rules, family: Family) -> Vec<String> {
     tables.map(|table| table.name).collect()
 }
 
-/// Makes a table, with a chain that the kernel calls and one that a rule could jump to.
+/// Makes a table, with a chain that the kernel calls and one for rules to jump to.
 fn make(rules: &mut Rules, family: Family, name: &str) {
     let mut transaction = Transaction::new(Table::new(family, name));
     transaction

@@ -1,4 +1,4 @@
-//! Tests against the kernel, and against what the program `nft` does.
+//! Tests against the kernel, and against the program `nft`.
 
 mod attributes;
 mod consistency;
@@ -16,7 +16,7 @@ use std::{
 
 use testing::sh;
 
-/// Has `nft` read `input`, in the thread's network namespace.
+/// Runs `nft` on `input`, in the thread's network namespace.
 fn nft(options: &[&str], input: &str) -> Output {
     let mut nft = Command::new("nft")
         .args(options)

@@ -1,4 +1,4 @@
-//! What is refused is named, and nothing of the transaction is carried out.
+//! A refused object is named, and nothing of its transaction is carried out.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What was sent is read again, and `nft` lists it.
+//! Objects that were sent are read again, and `nft` lists them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use super::{
     example, nft, sh,
 };
 
-/// Returns the elements in a fixed order, without what changes by itself.
+/// The elements in a fixed order, without the parts that change by themselves.
 fn plain(elements: Vec<Element>) -> Vec<Element> {
     let comparable = elements.into_iter().map(Element::comparable);
     let mut elements: Vec<Element> = comparable.collect();
@@ -18,7 +18,7 @@ fn plain(elements: Vec<Element>) -> Vec<Element> {
     elements
 }
 
-/// Checks that the kernel holds the whole example and nothing else.
+/// Checks that the kernel has the whole example and no other objects.
 fn check(rules: &mut Rules, family: Family) {
     let sets = example::Sets::new(family);
     let whole = example::whole(family);
@@ -63,7 +63,7 @@ fn check(rules: &mut Rules, family: Family) {
     assert_eq!(found.sets.len(), sets.all().len());
 }
 
-/// Has `transaction` flush the chains that its table has.
+/// Makes `transaction` flush the chains that its table has.
 fn flush(transaction: &mut Transaction, rules: &mut Rules) {
     let family = transaction.table().family;
     let found = rules.contents(family, example::TABLE).unwrap().unwrap();
@@ -220,9 +220,9 @@ fn an_owned_table_ends_with_its_socket_and_only_its_owner_changes_it() {
     });
 }
 
-/// `nft` 1.0.6 takes none of these in a text: it breaks off at data of 20
-/// octets, wants a type of the connection's port, and does not take a mask in a
-/// key. What it lists of them are the same words nevertheless.
+/// `nft` 1.0.6 takes none of these in a text: it breaks off at data of 20 octets, requires a type
+/// of the connection's port, and does not take a mask in a key. It lists them in the same words
+/// nevertheless.
 #[test]
 fn nft_lists_what_it_would_not_take() {
     for family in Family::ALL {

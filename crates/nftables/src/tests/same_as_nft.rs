@@ -1,4 +1,4 @@
-//! What is sent for a transaction is what `nft` sends for its text, attribute by
+//! Tripod sends the same messages for a transaction as `nft` sends for its text, attribute by
 //! attribute.
 
 use net::Family;
@@ -14,7 +14,7 @@ use super::{
 #[derive(Debug, PartialEq)]
 struct Sent(u16, u8, Vec<Tree>);
 
-/// An attribute with what it holds.
+/// An attribute with its content.
 #[derive(Clone, PartialEq)]
 enum Tree {
     Octets(u16, Vec<u8>),
@@ -78,7 +78,7 @@ impl Sent {
         sent
     }
 
-    /// Takes away what differs without meaning anything.
+    /// Removes differences without a meaning.
     fn normalise(&mut self) {
         let Sent(kind, _, attributes) = self;
         match *kind {
@@ -133,7 +133,7 @@ fn without_ids(tree: &mut Tree) {
     }
 }
 
-/// Returns what `nft` sends for `input`, which it loads.
+/// The messages that `nft` sends for `input`, which it loads.
 fn sent_by_nft(input: &str) -> Vec<Sent> {
     let output = nft(&["--debug=mnl"], input);
     let mut text = String::from_utf8_lossy(&output.stdout).into_owned();

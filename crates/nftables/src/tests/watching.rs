@@ -82,7 +82,7 @@ fn what_others_change_while_nothing_is_watched_is_noticed() {
         assert!(matches!(stale, Err(Failure::Changed)), "{stale:?}");
         let missed = watcher.changes().unwrap().missed;
         assert!(missed.v4 && !missed.v6, "tables of the other family");
-        // It is watched again, whatever came of it.
+        // The watcher is subscribed again, even after a failure.
         sh("nft add table ip others");
         assert!(watcher.changes().unwrap().concern(Family::V4, "others"));
     });
