@@ -179,7 +179,7 @@ pub enum Fault {
 
 /// Decides about calls, and watches them.
 pub trait Observer: Send {
-    /// Is called before each call; returns what becomes of it.
+    /// Is called before each call; returns its fate.
     fn before(&mut self, call: Call, state: &mut State) -> Fault;
     /// Is called after each call that was carried out.
     fn after(&mut self, call: Call, state: &mut State);

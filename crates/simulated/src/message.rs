@@ -1,12 +1,11 @@
-//! The messages of the simulated kernel: what it reads, and what it answers.
+//! The messages of the simulated kernel: requests and answers.
 
 use std::collections::BTreeMap;
 
 use netlink::{Attribute, Attributes, Message, Request};
 use nix::{errno::Errno, libc};
 
-/// Why the kernel refuses: an error number of the system's, or one that a subsystem has for
-/// itself.
+/// Why the kernel refuses: an error number of the system, or a private one of a subsystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Refusal(pub(super) i32);
 
@@ -64,7 +63,7 @@ pub(super) fn acknowledgement(
 ) -> Vec<u8> {
     let code = outcome.err().map_or(0, |refusal| -refusal.into().0);
     let mut body = code.to_ne_bytes().to_vec();
-    // The header of what is answered, whose fields nobody reads.
+    // The header of the acknowledged request, whose fields nobody reads.
     body.extend([0; 16]);
     let message = Request::new(libc::NLMSG_ERROR as u16, 0, "", "").header(&body);
     datagram(&message, libc::NLM_F_CAPPED, of.sequence)
@@ -77,8 +76,8 @@ pub(super) fn done(of: &Message<'_>, outcome: Result<(), impl Into<Refusal>>) ->
     datagram(&message, libc::NLM_F_MULTI, of.sequence)
 }
 
-/// Returns what is `listed` as the answer to `of`, without its end; `interrupted`: half of
-/// it, and that it changed meanwhile.
+/// The answer to `of` with the `listed` objects, without its end; `interrupted`: half of it, and
+/// the flag that it changed meanwhile.
 pub(super) fn list(of: &Message<'_>, mut listed: Vec<Request>, interrupted: bool) -> Vec<Vec<u8>> {
     let mut flags = libc::NLM_F_MULTI;
     if interrupted {

@@ -1,4 +1,4 @@
-//! Tables in memory, which take what `iptables-restore` takes: for tests.
+//! Tables in memory, which take the input of `iptables-restore`: for tests.
 
 use std::collections::BTreeMap;
 
@@ -50,7 +50,7 @@ impl Tables {
         }
     }
 
-    /// Returns what is observed of them.
+    /// Observes the tables, with this `interest`.
     pub fn observed(&self, interest: InterestIn) -> Observed {
         let mut observed = Observed::new(interest);
         for (table, chains) in &self.0 {

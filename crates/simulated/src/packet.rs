@@ -128,7 +128,7 @@ impl<T> IntoIterator for Few<T> {
     }
 }
 
-/// Returns what has become of packets at the end of their ways.
+/// The outcomes of packets at the end of their ways.
 pub(super) fn outcomes(ways: Ways) -> Outcomes {
     let of = |(way, end): (Way, End)| Outcome {
         disposition: match end {

@@ -1,4 +1,4 @@
-//! The programs of iptables, and what else of the kernel is asked without netlink.
+//! The programs of iptables, and the interfaces of the kernel other than netlink.
 
 use std::{
     future::pending,
@@ -145,7 +145,7 @@ impl Inner {
         }
     }
 
-    /// Asks the observer what becomes of a call.
+    /// Asks the observer for the fate of a call.
     fn decide(&mut self, call: Call) -> Fault {
         let fault = self.observer.before(call, &mut self.state);
         self.notify();

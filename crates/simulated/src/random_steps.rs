@@ -2,7 +2,7 @@
 
 use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 
-/// A step: what is done, and with what; the tests of a model say what each number means.
+/// A step: an action and its operands; the tests of a model say what each number means.
 pub(super) type Step = (u8, u8, u8, u8);
 
 /// Returns that number of programs, the same each time.

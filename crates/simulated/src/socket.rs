@@ -90,7 +90,7 @@ impl Kernel {
 }
 
 impl Inner {
-    /// Tells the listeners what another process changed.
+    /// Notifies the listeners of changes by another process.
     pub(super) fn notify(&mut self) {
         let messages = self.state.nftables.take_notifications();
         let of_routes = self.state.links.take_notifications();
@@ -107,7 +107,7 @@ impl Inner {
         }
     }
 
-    /// Carries a datagram out, or does with it what the observer says.
+    /// Carries a datagram out, unless the observer decides otherwise.
     fn handle(&mut self, protocol: Protocol, datagram: &[u8]) -> io::Result<VecDeque<Incoming>> {
         let messages: Vec<Message<'_>> = Messages::new(datagram).flatten().collect();
         let Some(first) = messages.first() else {

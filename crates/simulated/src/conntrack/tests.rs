@@ -22,7 +22,7 @@ use crate::{
 /// How many random programs there are: each list walks the kernel's whole table.
 const CASES: u32 = 10;
 
-/// Does things, and says what came of them.
+/// Carries out steps, and describes their outcomes.
 struct Side {
     socket: Socket,
     /// The model that answers the socket; `None`: the real kernel.
@@ -81,7 +81,7 @@ impl Side {
         format!("entered: {entered}")
     }
 
-    /// Says what is there.
+    /// Describes the entries that are there.
     fn contents(&mut self) -> Vec<String> {
         let mut lines = Vec::new();
         for family in Family::ALL {

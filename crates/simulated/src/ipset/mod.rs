@@ -125,8 +125,8 @@ impl Sets {
         })
     }
 
-    /// Returns whether a set has what a rule gives it: one end of the packet for each part
-    /// of a member; false where there is no such set.
+    /// Returns whether the values that a rule names are a member of a set: one end of the packet
+    /// for each part of a member; false if there is no such set.
     pub fn matches(&self, name: &str, protocol: u8, ends: &[SocketAddr]) -> bool {
         let Some(set) = self.0.get(name) else {
             return false;
@@ -217,7 +217,7 @@ impl Sets {
         Ok(list(of, listed.collect(), interrupted))
     }
 
-    /// Carries a request out; returns the answer, if there is one besides the
+    /// Carries a request out; returns the answer, if there is one in addition to the
     /// acknowledgement.
     pub(super) fn request(&mut self, message: &Message<'_>) -> Result<Option<Vec<u8>>, Refusal> {
         let attributes = ByKind::of(message.attributes(HEADER));

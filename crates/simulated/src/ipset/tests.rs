@@ -31,7 +31,7 @@ fn set(one: u8, other: u8) -> Set {
     }
 }
 
-/// Returns a member that fits the kind of `set`, but is not always one that it takes.
+/// A member that fits the kind of `set`, but that it may refuse.
 fn member(set: &Set, choice: u8) -> Element {
     let v4 = ["10.0.0.1", "10.0.0.2", "0.0.0.0", "10.0.0.3"];
     let v6 = ["fd00::1", "fd00::2", "::", "fd00::3"];
@@ -83,7 +83,7 @@ fn text_of<T: std::fmt::Debug>(outcome: Result<T, Error>) -> String {
     }
 }
 
-/// Does something and says what came of it.
+/// Carries out a step, and describes its outcome.
 fn step(sets: &mut IpSets, (what, one, other, more): Step) -> String {
     let set = set(one, other);
     match what % 8 {
@@ -91,7 +91,7 @@ fn step(sets: &mut IpSets, (what, one, other, more): Step) -> String {
         2 if one % 2 == 0 => text_of(sets.destroy(&set.name)),
         2 => text_of(sets.swap(name(one), name(other))),
         3..6 => {
-            // Its kind is that of the set that is there, if there is one.
+            // Its kind is that of the existing set, if there is one.
             let there = sets.list().expect("a list").into_iter();
             let there = there.filter(|there| there.name == set.name);
             let kind = there.filter_map(|there| Kind::of(&there.kind)).next();
@@ -123,7 +123,7 @@ fn step(sets: &mut IpSets, (what, one, other, more): Step) -> String {
     }
 }
 
-/// Says what is there.
+/// Describes the sets that are there.
 fn contents(sets: &mut IpSets) -> Vec<String> {
     let mut lines = Vec::new();
     for listed in sets.list().expect("a list") {

@@ -1,4 +1,4 @@
-//! What IPVS answers (`ip_vs_genl_fill_service`, `ip_vs_genl_fill_dest`), and its table under
+//! The answers of IPVS (`ip_vs_genl_fill_service`, `ip_vs_genl_fill_dest`), and its table under
 //! `/proc/net` (`ip_vs_info_seq_show`).
 
 use std::{

@@ -178,7 +178,7 @@ impl Ipvs {
             }
             read::GET_DEST => {
                 let service = Service::read(&ByKind::of(of.attributes(generic::HEADER)))?;
-                // The kernel lists nothing of what is not there.
+                // The kernel lists nothing for a virtual server that does not exist.
                 let reals = self.servers.get(&service.id).into_iter();
                 let reals = reals.flat_map(|server| &server.reals);
                 reals
@@ -190,7 +190,7 @@ impl Ipvs {
         Ok(list(of, listed, interrupted))
     }
 
-    /// Carries a request out; returns the answer, if there is one besides the
+    /// Carries a request out; returns the answer, if there is one in addition to the
     /// acknowledgement.
     pub(super) fn request(&mut self, message: &Message<'_>) -> Result<Option<Vec<u8>>, Refusal> {
         let attributes = ByKind::of(message.attributes(generic::HEADER));

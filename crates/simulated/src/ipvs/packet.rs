@@ -1,4 +1,4 @@
-//! Where IPVS forwards packets (`net/netfilter/ipvs/ip_vs_core.c`), and what others change.
+//! The forwarding of packets by IPVS (`net/netfilter/ipvs/ip_vs_core.c`), and changes by others.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -15,7 +15,7 @@ use crate::packet::Update;
 /// `IP_VS_SVC_F_PERSISTENT` of `linux/ip_vs.h`.
 const PERSISTENT: u32 = 1;
 
-/// A real server, and what is remembered when a client is forwarded there.
+/// A real server, and the memory of a client that is forwarded there.
 type Led = (SocketAddr, Option<Update>);
 
 impl Ipvs {

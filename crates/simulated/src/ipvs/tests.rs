@@ -1,5 +1,5 @@
-//! The model of IPVS, links and addresses against what the kernel of a guest did, which
-//! `ipvs::kernel::model` of the suite records and compares.
+//! The model of IPVS, links and addresses against the record of a guest's kernel, which
+//! `ipvs::kernel::model` of the suite makes and compares.
 
 mod programs;
 

@@ -1,4 +1,4 @@
-//! Lists of what there is.
+//! Lists of the objects in the kernel.
 
 use netlink::{Message, Request};
 use nix::{errno::Errno, libc};

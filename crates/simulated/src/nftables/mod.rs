@@ -79,7 +79,7 @@ struct Table {
 struct Chain {
     attributes: Stored,
     base: Option<Base>,
-    /// Drops what comes to its end.
+    /// Drops packets that reach its end.
     drops: bool,
     handle: u64,
     rules: Vec<Arc<Rule>>,
@@ -205,7 +205,7 @@ impl Ruleset {
         self.add_chain(family, name, "foreign");
     }
 
-    /// Adds what the kernel adds by itself when a rule has it update a map.
+    /// Adds the element that the kernel adds by itself when a rule has it update a map.
     pub fn remember(&mut self, family: Family, table: &str, update: &Update) {
         let key = (family.number(), table.to_owned());
         let Some(table) = self.tables.get_mut(&key).map(Arc::make_mut) else {
@@ -294,7 +294,7 @@ impl Ruleset {
         })
     }
 
-    /// Returns what those who listen are told of what was changed since the last time.
+    /// Returns the notifications for listeners of changes since the last call.
     pub(super) fn take_notifications(&mut self) -> Vec<Vec<u8>> {
         std::mem::take(&mut self.notifications)
     }

@@ -1,5 +1,4 @@
-//! What becomes of a packet: its way through the base chains, with all that chance may
-//! choose.
+//! A packet's way through the base chains, with all choices of chance.
 
 use std::net::IpAddr;
 

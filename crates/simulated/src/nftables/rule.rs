@@ -1,4 +1,4 @@
-//! What the expressions of a rule do with a packet.
+//! Effects of the expressions of a rule on a packet.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -25,7 +25,7 @@ const LOCAL: u32 = 2;
 const SPACE: usize = 64;
 
 impl Evaluation<'_> {
-    /// Returns what a rule does; a verdict of `None` means that the next rule follows.
+    /// Applies a rule to a packet; a verdict of `None` means that the next rule follows.
     pub(super) fn rule(
         &self,
         table: &Table,
@@ -41,8 +41,7 @@ impl Evaluation<'_> {
         ended
     }
 
-    /// Does what expressions say, one after the other, and adds how each way that chance may
-    /// choose ends.
+    /// Runs expressions, one after the other, and adds the end of each way that chance may choose.
     fn all(
         &self,
         table: &Table,
@@ -193,7 +192,7 @@ impl Evaluation<'_> {
         }
     }
 
-    /// Returns a header with what rules look at: addresses or ports.
+    /// A header with the fields that rules look at: addresses or ports.
     fn header(&self, header: Header, way: &Way) -> [u8; 40] {
         let ends = [self.packet.source, way.destination];
         let mut octets = [0; 40];

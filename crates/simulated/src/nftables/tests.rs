@@ -134,7 +134,7 @@ fn add(transaction: &mut Transaction, sets: &Sets, (what, one, other): (u8, u8, 
     }
 }
 
-/// Returns what came of a transaction: what was refused, in order.
+/// The refusals of a transaction, in order.
 fn outcome(ran: Result<(), Failure>) -> Vec<(Option<usize>, Option<usize>, String)> {
     match ran {
         Ok(()) => Vec::new(),
@@ -149,7 +149,7 @@ fn outcome(ran: Result<(), Failure>) -> Vec<(Option<usize>, Option<usize>, Strin
     }
 }
 
-/// Returns what is in the table, in a fixed order.
+/// The content of the table, in a fixed order.
 fn contents(rules: &mut Rules) -> Vec<String> {
     let Some(contents) = rules.contents(FAMILY, TABLE).unwrap() else {
         return Vec::new();

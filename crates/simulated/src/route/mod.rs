@@ -140,8 +140,7 @@ impl Links {
         self.policy.led(family, packet)
     }
 
-    /// Returns what there is of Tripod's: the addresses that routes or labels name, and how
-    /// many rules.
+    /// Lists Tripod's objects: the addresses that routes or labels name, and the number of rules.
     pub fn of_tripod(&self) -> (Vec<IpAddr>, usize) {
         let labelled = self.addresses.iter().filter(|one| one.is_of_tripod());
         let labelled = labelled.map(|one| one.ip);
@@ -152,13 +151,13 @@ impl Links {
         )
     }
 
-    /// Has new routes to an address refused; `None`: none are.
+    /// Makes new routes to an address be refused; `None`: none are.
     pub fn refuse(&mut self, refused: Option<(IpAddr, Errno)>) {
         self.policy.refuse(refused);
     }
 
-    /// Changes what is Tripod's in a family as another process would. Returns whether it is
-    /// different now.
+    /// Changes Tripod's objects in a family as another process would. Returns whether anything
+    /// changed.
     pub fn edit(&mut self, family: Family, edit: Edit) -> bool {
         let Links {
             policy, addresses, ..
@@ -190,8 +189,8 @@ impl Links {
         self.policy.has_both(family, libc::RTPROT_STATIC)
     }
 
-    /// Returns what was deleted since the last call, as messages, each with the group that is
-    /// notified of it.
+    /// Returns the deletions since the last call, as messages, each with the group that is notified
+    /// of it.
     pub(super) fn take_notifications(&mut self) -> Vec<(u32, Vec<u8>)> {
         let deleted = self.policy.take_deleted().into_iter();
         deleted
@@ -233,7 +232,7 @@ impl Links {
         Ok(list(of, listed, interrupted))
     }
 
-    /// Carries a request out; returns the answer, if there is one besides the
+    /// Carries a request out; returns the answer, if there is one in addition to the
     /// acknowledgement.
     pub(super) fn request(&mut self, message: &Message<'_>) -> Result<Option<Vec<u8>>, Refusal> {
         match message.kind {

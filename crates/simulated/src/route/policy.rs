@@ -86,8 +86,8 @@ struct Rule {
 }
 
 impl Policy {
-    /// Returns where a packet of `family` is routed. A port of 0 is that of a packet
-    /// without ports, as of a fragment.
+    /// Returns where a packet of `family` is routed. A port of 0 belongs to a packet without ports,
+    /// such as a fragment.
     pub(super) fn led(&self, family: Family, packet: &Packet) -> Led {
         if self.found(family, TABLE_LOCAL, &packet.destination.ip()) == Some(libc::RTN_PROHIBIT) {
             return Led::Prohibited;
@@ -129,7 +129,7 @@ impl Policy {
         best.map(|route| route.kind)
     }
 
-    /// Has new routes to an address refused; `None`: none are.
+    /// Makes new routes to an address be refused; `None`: none are.
     pub(super) fn refuse(&mut self, refused: Option<(IpAddr, Errno)>) {
         self.refused = refused;
     }
@@ -289,7 +289,7 @@ impl Policy {
         self.deleted.push((group, rule.message(libc::RTM_DELRULE)));
     }
 
-    /// Returns what was deleted since the last call, with the group that each is notified to.
+    /// Returns the deletions since the last call, with the group that each is notified to.
     pub(super) fn take_deleted(&mut self) -> Vec<(u32, Request)> {
         std::mem::take(&mut self.deleted)
     }
@@ -317,8 +317,8 @@ impl Policy {
     }
 }
 
-/// Removes what `is_meant`: all, or that with the number `at`, modulo how many there are.
-/// Returns what was removed.
+/// Removes the objects for which `is_meant` is true: all, or the one with the number `at`, modulo
+/// how many there are. Returns them.
 pub(super) fn remove<T>(
     from: &mut Vec<T>,
     is_meant: impl Fn(&T) -> bool,
@@ -376,8 +376,7 @@ impl Route {
     }
 
     /// Returns whether a request to delete `gone` means it: `fib_table_delete`, and
-    /// `ip6_route_del`, which asks for neither kind nor source. What it does not say may be
-    /// anything.
+    /// `ip6_route_del`, which considers neither kind nor source. Missing attributes match anything.
     fn is_meant_by(&self, gone: &Route) -> bool {
         let place = |one: &Route| (one.family, one.table, one.destination);
         let asks_all = self.family == Family::V4;
@@ -450,8 +449,8 @@ impl Rule {
         without_target(self) == without_target(new)
     }
 
-    /// Returns whether a request to delete `gone` means it (`rule_find`): what that does not
-    /// say may be anything.
+    /// Returns whether a request to delete `gone` means it (`rule_find`): missing attributes match
+    /// anything.
     fn is_meant_by(&self, gone: &Rule) -> bool {
         fn agrees<T: PartialEq>(asked: &Option<T>, has: &Option<T>) -> bool {
             asked.is_none() || asked == has

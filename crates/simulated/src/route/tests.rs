@@ -101,7 +101,7 @@ fn text_of<T: std::fmt::Debug>(outcome: Result<T, Error>) -> String {
     }
 }
 
-/// Says what became of each.
+/// Describes each outcome.
 fn each(outcomes: Result<Vec<Result<(), Error>>, Error>) -> String {
     outcomes
         .expect("a socket")
@@ -111,7 +111,7 @@ fn each(outcomes: Result<Vec<Result<(), Error>>, Error>) -> String {
         .join(" ")
 }
 
-/// Does something and says what came of it.
+/// Carries out a step, and describes its outcome.
 fn step(socket: &mut Socket, at: Step) -> String {
     let (what, one, ..) = at;
     let address = ip(family(one), 1 + one / 2 % 3);
@@ -125,7 +125,7 @@ fn step(socket: &mut Socket, at: Step) -> String {
     }
 }
 
-/// Says what is there.
+/// Describes the routes, rules and addresses that are there.
 fn contents(socket: &mut Socket) -> Vec<String> {
     let mut lines = Vec::new();
     for family in Family::ALL {
@@ -202,8 +202,8 @@ fn led(socket: &mut Socket, family: Family, packet: &Packet, link: u32) -> Led {
     }
 }
 
-/// Returns whether a look-up of the packet means the same as sending it: that of a packet of this
-/// node's own does not tell a rule for sources which source it will have.
+/// Returns whether a look-up of the packet is equivalent to sending it: the look-up for a packet of
+/// this node itself does not tell a rule for sources which source it will have.
 fn is_sure(packet: &Packet, socket: &mut Socket, family: Family) -> bool {
     let rules = rules::list(socket, family).expect("rules");
     packet.input.is_some() || rules.iter().all(|rule| rule.source.is_none())

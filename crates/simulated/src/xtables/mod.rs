@@ -1,6 +1,6 @@
-//! iptables and ip6tables: tables with chains of rules, which its programs change. Both
-//! engines of the kernel are there; they differ in what they refuse at which line, and in
-//! how changes are noticed.
+//! iptables and ip6tables: tables with chains of rules, which its programs change. Both engines of
+//! the kernel are there; they differ in what they refuse at which line, and in how changes are
+//! noticed.
 
 mod packet;
 mod restore;
@@ -50,7 +50,7 @@ pub struct Xtables {
     refused: Option<String>,
     /// The number of the last chain.
     handles: u64,
-    /// How nf_tables notifies of what was changed last.
+    /// The notifications of nf_tables for the last changes.
     changes: Vec<Request>,
 }
 
@@ -86,7 +86,7 @@ impl Table {
         rules.filter(|rule| rule.leads_to() == Some(chain)).count()
     }
 
-    /// Returns how nf_tables notifies of a change to what the table is `now`.
+    /// The notifications of nf_tables for the change to the table `now`.
     fn changes(&self, now: &Table, family: Family, name: &str) -> Vec<Request> {
         let mut changes = Vec::new();
         let names: BTreeSet<&String> = self.chains.keys().chain(now.chains.keys()).collect();
@@ -195,7 +195,7 @@ impl Xtables {
         chains.find(|name| is_meant(name)).map(String::as_str)
     }
 
-    /// Returns how nf_tables notifies of what was changed since the last time.
+    /// Returns the notifications of nf_tables for the changes since the last call.
     pub(super) fn take_changes(&mut self) -> Vec<Request> {
         std::mem::take(&mut self.changes)
     }
@@ -232,7 +232,7 @@ impl Xtables {
         chain.is_some_and(|chain| chain.rules.iter().any(|rule| rule.text == text))
     }
 
-    /// Returns what a table holds as iptables-save prints it, or what all of them hold.
+    /// Prints a table as iptables-save does, or all of them.
     pub(super) fn saved(&mut self, family: Family, table: Option<&str>) -> String {
         // The program of the legacy engine makes the table that it reads.
         if let (Engine::Legacy, Some(name)) = (self.engine, table) {

@@ -1,5 +1,4 @@
-//! What becomes of a packet: its way through the chains of the kernel, with all that chance
-//! may choose.
+//! A packet's way through the chains of the kernel, with all choices of chance.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -55,7 +54,7 @@ impl Scheduling<'_> {
 }
 
 impl Xtables {
-    /// Returns all that may become of a packet of `family`, each with what rules and IPVS
+    /// All possible outcomes for a packet of `family`, each with the elements that rules and IPVS
     /// remember then.
     pub(crate) fn outcomes(&self, family: Family, packet: &Packet, around: Around<'_>) -> Outcomes {
         let anew = Packet {
@@ -130,10 +129,10 @@ impl Evaluation<'_> {
         chains.iter().fold(ways, each)
     }
 
-    /// Takes a packet past IPVS, which gets it after the filter of what is for this node
-    /// (`NF_IP_PRI_NAT_SRC - 2` in `LOCAL_IN`), and what this node sends after rules of nat
-    /// (`NF_IP_PRI_NAT_DST + 1` in `LOCAL_OUT`). What it forwards passes `LOCAL_OUT` as a
-    /// packet whose addresses are translated (`ip_vs_nat_send_or_cont`).
+    /// Takes a packet past IPVS. It gets packets for this node after the filter (`NF_IP_PRI_NAT_SRC
+    /// - 2` in `LOCAL_IN`), and packets of this node after rules of nat (`NF_IP_PRI_NAT_DST + 1` in
+    /// `LOCAL_OUT`). A packet that it forwards passes `LOCAL_OUT` with translated addresses
+    /// (`ip_vs_nat_send_or_cont`).
     fn by_ipvs(&self, first: Way) -> Outcomes {
         let ways: Ways = (first, End::Accepted).into();
         let (begin, rest): (&[_], &[_]) = match self.packet.input {
@@ -223,7 +222,7 @@ impl Evaluation<'_> {
         Some(self.all(&chains, led.collect()))
     }
 
-    /// Returns whether a set has what the ends of a packet give as a member.
+    /// Returns whether the values at these ends of a packet are a member of a set.
     fn is_member(&self, name: &str, ends: &[rule::End], way: &Way) -> bool {
         let ends: Vec<SocketAddr> = ends
             .iter()
@@ -285,7 +284,7 @@ impl Evaluation<'_> {
         ended
     }
 
-    /// Does what a rule says with a packet that it matches.
+    /// Applies the target of a rule to a packet that it matches.
     fn apply(
         &self,
         table: &Table,

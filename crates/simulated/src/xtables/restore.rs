@@ -1,5 +1,5 @@
-//! What iptables-restore does with its input (`iptables/iptables-restore.c` says when it
-//! commits; which line is blamed was tried with version 1.8.9).
+//! How iptables-restore treats its input (`iptables/iptables-restore.c` says when it commits; which
+//! line is blamed was tried with version 1.8.9).
 
 use std::{collections::BTreeSet, fmt, sync::Arc};
 
@@ -99,7 +99,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Has one of the lines be refused, by its number modulo how many there are.
+    /// Makes one of the lines be refused, by its number modulo how many there are.
     pub(crate) fn refuse_line(&mut self, at: usize) {
         self.refused = Some(at % self.lines.len().max(1));
     }
@@ -167,7 +167,7 @@ impl Xtables {
         }
     }
 
-    /// Checks what the legacy engine finds fault with when a table is complete.
+    /// Checks for the faults that the legacy engine finds when a table is complete.
     fn verify(
         &self,
         name: &str,

@@ -1,4 +1,4 @@
-//! A rule: what its line says, read as the programs read it.
+//! A rule, read from its line as the programs read it.
 
 use std::{net::IpAddr, ops::RangeInclusive, time::Duration};
 
@@ -19,7 +19,7 @@ impl Bits {
         octets.iter().fold(0, each)
     }
 
-    /// Returns what `text` says: an address, alone or with a prefix or a mask.
+    /// Reads an address, alone or with a prefix or a mask.
     fn parse(text: &str, family: Family) -> Option<Bits> {
         let (address, mask) = text.split_once('/').unwrap_or((text, ""));
         let address: IpAddr = address.parse().ok()?;
@@ -101,7 +101,7 @@ pub(super) enum Target {
     Masquerade,
 }
 
-/// A rule as it was read, with what it matches and what it does.
+/// A rule as it was read, with its conditions and its target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Rule {
     /// The rule in the words of iptables-save, without its chain.
@@ -304,7 +304,7 @@ impl Reader<'_> {
         })
     }
 
-    /// Reads what is left of the options of a list of recent sources.
+    /// Reads the rest of the options of a list of recent sources.
     fn list(&mut self) -> Result<String, Unread> {
         let mut name = None;
         while name.is_none() {

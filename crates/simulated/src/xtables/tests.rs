@@ -66,8 +66,8 @@ fn line(family: Family, (what, one, other): (u8, u8, u8)) -> String {
     }
 }
 
-/// Runs a program, and returns what it prints and the number of the line that it blames;
-/// `None`: it succeeds.
+/// Runs a program, and returns its output and the number of the line that it blames; `None`: it
+/// succeeds.
 fn run(program: &str, arguments: &[&str], input: &str) -> (String, Option<String>) {
     let mut child = Command::new(program)
         .args(arguments)

@@ -1,6 +1,5 @@
-//! Random programs for IPVS, dummy links and their addresses, and what comes of them. A test
-//! in a guest has its kernel run them and compares that with the record, another test has
-//! the model do so.
+//! Random programs for IPVS, dummy links and their addresses, and their outcomes. A test in a guest
+//! has its kernel run them and compares that with the record, another test has the model do so.
 
 use std::{fmt::Write as _, net::IpAddr, time::Duration};
 
@@ -20,8 +19,8 @@ struct Kernel {
     random: Random,
 }
 
-/// Runs all programs in the network namespace of the calling thread, in which an interface is
-/// up. Returns what came of each step.
+/// Runs all programs in the network namespace of the calling thread, in which an interface is up.
+/// Returns the outcome of each step.
 pub fn transcript() -> String {
     let mut text = String::new();
     for seed in 0..PROGRAMS {
@@ -127,7 +126,7 @@ impl Kernel {
         some.collect()
     }
 
-    /// Does something and says what came of it.
+    /// Carries out a step, and describes its outcome.
     fn step(&mut self) -> String {
         let index = links::find(&mut self.route, LINK);
         let at = *index.as_ref().unwrap_or(&999);
@@ -168,7 +167,7 @@ impl Kernel {
         }
     }
 
-    /// Says what is there.
+    /// Describes the present state.
     fn state(&mut self) -> String {
         let mut lines = Vec::new();
         for server in self.ipvs.list().expect("a list") {
