@@ -26,8 +26,8 @@ pub fn test_name() -> String {
     name.to_owned()
 }
 
-/// Prints a line past the output capture of libtest, which captures what `eprintln!`
-/// writes, but not what is written to the handle.
+/// Prints a line past the output capture of libtest, which captures `eprintln!`, but not writes to
+/// the handle.
 pub fn print_uncaptured(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }

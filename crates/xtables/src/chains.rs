@@ -17,8 +17,7 @@ use super::{
 /// How often the notifications of a change that is just being made are read.
 const ATTEMPTS: usize = 3;
 
-/// Counts changes of our chains in the tables of iptables that nf_tables has, whoever
-/// makes them.
+/// Counts changes of our chains in the tables of iptables that nf_tables has, by any process.
 pub struct ChainWatcher {
     rules: Rules,
     monitor: Monitor,
@@ -41,7 +40,7 @@ struct Chains {
 pub struct Count {
     /// The generation of all rules, which grows by one with each change of any.
     pub generation: u32,
-    /// Whether all that led to that generation is counted; if not, a change is just being made.
+    /// Whether all changes up to that generation are counted; if not, a change is just being made.
     pub is_complete: bool,
     /// The number of generations in which something of ours was changed, as far as was noticed.
     pub changed: u32,
@@ -51,8 +50,8 @@ pub struct Count {
 }
 
 impl ChainWatcher {
-    /// Returns what watches the chains of `family` that are of `interest`, joint ones too, in the
-    /// network namespace of the calling thread; `None` where no netlink socket can be had.
+    /// Watches the chains of `family` that are of `interest`, joint ones too, in the network
+    /// namespace of the calling thread; `None` if no netlink socket can be opened.
     pub fn open(family: Family, interest: InterestIn) -> Option<ChainWatcher> {
         Some(ChainWatcher {
             rules: Rules::open().ok()?,
@@ -71,7 +70,7 @@ impl ChainWatcher {
         self.receives &= self.monitor.pause().is_err();
     }
 
-    /// Receives notifications again. What was changed meanwhile counts as missed.
+    /// Receives notifications again. Changes in between count as missed.
     pub fn resume(&mut self) {
         if !self.receives {
             self.receives = self.monitor.resume().is_ok();
@@ -97,7 +96,7 @@ impl ChainWatcher {
         if !drained.unwrap_or(false) {
             record.miss();
         }
-        // After the notifications were read: what is counted is not of a later one.
+        // The generation is read after the notifications: no counted change is later.
         let generation = self.rules.generation().ok()?;
         Some(record.count(generation))
     }

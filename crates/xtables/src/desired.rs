@@ -93,12 +93,12 @@ pub struct Jump {
 /// Where in its chain a jump stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
-    /// Among our jumps of that chain in the order of [`RuleSet::jumps`]; one that is
-    /// missing, or stands too low, is put at the top.
+    /// Among our jumps of that chain in the order of [`RuleSet::jumps`]; a jump that is missing, or
+    /// stands too low, is put at the top.
     InOrder,
-    /// Wherever it is; one that is missing is put at the top.
+    /// Anywhere; a missing jump is put at the top.
     Top,
-    /// Wherever it is; one that is missing is put at the end.
+    /// Anywhere; a missing jump is put at the end.
     End,
 }
 
@@ -124,7 +124,7 @@ impl Contents {
 }
 
 impl OwnerRules {
-    /// Returns what `step` takes: the chain that it jumps to, and the jump.
+    /// The rules that `step` needs: the chain that it jumps to, and the jump.
     pub fn of_step(step: &Entry) -> OwnerRules {
         let chain = |to: &str| Chain {
             table: step.table,

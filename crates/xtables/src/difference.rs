@@ -1,12 +1,10 @@
-//! The difference between rules that are desired and those that are there, as
-//! steps. Pure.
+//! The difference between desired and present rules, as steps. Pure.
 //!
-//! What is there is either known from what was applied (`Applied`) or was observed
+//! The present rules are either known because they were applied (`Applied`) or were observed
 //! ([`Comparison`]); the steps are found in the same way.
 //!
-//! Nothing is emptied to begin with: what is right stays, so that connections and
-//! a predecessor's rules live on until ours are in. Chains and rules of others are
-//! left alone.
+//! Nothing is emptied to begin with: rules that are right stay, so that connections and a
+//! predecessor's rules live on until ours are in. Chains and rules of others are left alone.
 
 use std::cmp::Ordering;
 
@@ -29,13 +27,13 @@ pub trait Baseline {
     /// Takes out a rule of a shared chain. Returns true if it was there.
     fn take_entry(&mut self, entry: &Entry) -> bool;
     /// Takes out the other copies of that rule, where the order of an owner's rules matters.
-    /// Returns the number of them.
+    /// Returns how many there were.
     fn take_repeats(&mut self, _entry: &Entry) -> usize {
         0
     }
 }
 
-/// Returns the steps after which what `desired` has in `tables` is there, except its
+/// Plans the steps that add the missing rules of `desired` in `tables`, except its
 /// [steps](OwnerRules::steps) to shared chains.
 pub fn missing(desired: &OwnerRules, tables: &[Table], there: &mut impl Baseline) -> Vec<Op> {
     let mut ops = Vec::new();
@@ -109,7 +107,7 @@ impl Applied<'_> {
             .remove(chain.name.as_str())
     }
 
-    /// Returns the steps that take away what was not taken out.
+    /// Plans the steps that delete everything that was not taken out.
     fn stale(mut self, family: Family) -> Vec<Op> {
         let mut ops = Vec::new();
         for chain in &self.rules.chains {
@@ -137,9 +135,9 @@ impl Baseline for Applied<'_> {
     }
 }
 
-/// Returns what makes tables hold the chains and jumps of `desired`, when they were
-/// `observed`, and takes away every other jump to our chains. For parts of Tripod
-/// whose rules have no owners.
+/// Plans the changes that make tables have the chains and jumps of `desired`, when they were
+/// `observed`, and delete every other jump to our chains. For parts of Tripod whose rules have no
+/// owners.
 pub fn difference(observed: &Observed, desired: &RuleSet, family: Family) -> Transaction<()> {
     let (mut comparison, mut ops) = Comparison::begin(observed.clone(), desired, family);
     ops.extend(comparison.stale_jumps());
@@ -176,8 +174,7 @@ struct Lead {
 }
 
 impl Comparison {
-    /// Compares what does not depend on owners. Returns the steps that it takes,
-    /// too.
+    /// Compares the rules that do not depend on owners. Returns the steps that they need, too.
     pub fn begin(observed: Observed, desired: &RuleSet, family: Family) -> (Comparison, Vec<Op>) {
         Comparison::with(observed, desired.clone(), family)
     }
@@ -365,11 +362,10 @@ impl Comparison {
         leads
     }
 
-    /// Returns the steps that take away what no owner needed, in an order in which no
-    /// rule jumps any more to a chain that is deleted. `distance` says how far a chain
-    /// is from the shared ones, by its name: nearer chains jump to it. All steps at the
-    /// distance of shared chains (0) make one group; of the others, each `together`
-    /// make one.
+    /// Plans the steps that delete everything that no owner needed, in an order in which no rule
+    /// jumps any more to a chain that is deleted. `distance` says how far a chain is from the
+    /// shared ones, by its name: nearer chains jump to it. All steps at the distance of shared
+    /// chains (0) make one group; of the others, each `together` make one.
     pub fn stale<O>(&mut self, distance: fn(&str) -> u8, together: usize) -> Vec<Group<O>> {
         let mut ops = self.stale_jumps();
         for ((table, chain), rules) in &self.rules {
@@ -432,7 +428,7 @@ impl Baseline for Comparison {
     }
 }
 
-/// Orders steps that take something away by what they take away.
+/// Orders deletions by what they delete.
 fn by_place(one: &Op, other: &Op) -> Ordering {
     fn place(op: &Op) -> (Table, &str, &str) {
         let words = match &op.action {

@@ -226,12 +226,12 @@ impl Xtables {
         })
     }
 
-    /// Checks that iptables can read the tables that our rules go to. Those with many
-    /// chains are taken for iptables' own without being read, which takes seconds then
-    /// and is the first sync's work all the same.
+    /// Checks that iptables can read the tables that our rules go to. Tables with many chains are
+    /// taken for iptables' own without being read, which takes seconds and is left to the first
+    /// sync.
     ///
     /// # Errors
-    /// With the first that it cannot read.
+    /// With the error of the first table that it cannot read.
     async fn is_readable(&self, engine: Engine) -> Result<(), Error> {
         let mut chains = 0;
         let count = |chain: nftables::ListedChain| {
@@ -250,7 +250,7 @@ impl Xtables {
     }
 
     /// # Errors
-    /// When what there is could not be read, which is no sign.
+    /// When the rules could not be read, which is no sign.
     async fn signs(&self, engine: Engine) -> Result<Signs, Error> {
         let mut signs = Signs::default();
         for table in engine.tables_with(self.family, |_, _| true) {
@@ -271,7 +271,7 @@ impl Xtables {
     }
 }
 
-/// Returns what speaks for each engine.
+/// Collects the evidence for each engine.
 ///
 /// # Errors
 /// When that is not known.
@@ -294,8 +294,8 @@ async fn signs(found: &[(Xtables, Engine)]) -> Result<Vec<Signs>, Error> {
     Ok(signs)
 }
 
-/// Returns what speaks for nf_tables, without its rules being read: there are some, in
-/// chains that are in use.
+/// Collects the evidence for nf_tables, without reading its rules: there are some if chains are in
+/// use.
 fn listed(family: Family) -> Result<Signs, Error> {
     let mut signs = Signs::default();
     let each = |chain: nftables::ListedChain| {
@@ -321,7 +321,7 @@ fn preferred(found: &[Signs]) -> usize {
         .unwrap_or(0)
 }
 
-/// Tries what every choice needs: rules in table nat, with one target or the other.
+/// Tries the rules that every choice needs: rules in table nat, with one target or the other.
 ///
 /// # Errors
 /// Why the first does not work.
@@ -427,7 +427,7 @@ mod tests {
             let (_, engine) = Xtables::chosen(&Search::new(Family::V4)).await.unwrap();
             assert_eq!(engine, Engine::Legacy);
         });
-        // In a chain of nft's own, not in one that iptables would use.
+        // In a chain of nft's own, which iptables would not use.
         after(
             "nft 'add table ip nat
              add chain ip nat prerouting { type nat hook prerouting priority -100; }
@@ -444,7 +444,7 @@ mod tests {
 
     #[test]
     fn the_lock_of_the_node_does_not_keep_rules_from_being_tried() {
-        // The lock that all share is that of the mount namespace.
+        // All programs share the lock of the mount namespace.
         after("", async || {
             unshare(CloneFlags::CLONE_NEWNS).unwrap();
             sh("mount --make-rprivate / && mount -t tmpfs none /run");

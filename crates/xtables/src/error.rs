@@ -1,4 +1,4 @@
-//! Why a program could not do what it was for.
+//! Errors of the programs.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use netlink::passing;
 
 use super::rule::Table;
 
-/// Why a program could not do what it was for.
+/// Why a program failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// It could not be run to its end.
@@ -27,7 +27,7 @@ pub enum Error {
         message: String,
         /// The line of our batch that it complained about, if it named one.
         line: Option<String>,
-        /// A signal ended it, so that it is not known what it had done by then.
+        /// A signal ended it, so that it is not known how far it had come.
         is_killed: bool,
     },
     /// The table has rules that the program cannot read, and so not distinguish
@@ -121,8 +121,8 @@ impl Error {
             if PASSING.iter().any(|words| message.contains(words)) && !message.contains(IN_USE))
     }
 
-    /// Returns true if what was asked was not answered: for a passing reason, or because the
-    /// program did not get so far (no process or memory for it, a time-out).
+    /// Returns true if the program gave no answer: for a temporary reason, or because it did not
+    /// get so far (no process or memory for it, a time-out).
     pub fn is_unanswered(&self) -> bool {
         match self {
             Error::Run { source, .. } => passing::is_passing_io(source),
@@ -131,7 +131,7 @@ impl Error {
         }
     }
 
-    /// Returns true if a signal ended the program: what it had done by then is not known.
+    /// Returns true if a signal ended the program: it is not known how far it had come.
     pub(super) fn is_killed(&self) -> bool {
         matches!(self, Error::Failed { is_killed, .. } if *is_killed)
     }

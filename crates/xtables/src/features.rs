@@ -22,7 +22,7 @@ use crate::extension::Extension;
 /// Extensions that rules may use on this node.
 pub type Features = EnumSet<Extension>;
 
-/// A feature: which table it is tried in, and with what.
+/// A probe for an extension: a table and the rule to try there.
 type Probe = (Table, Rule, Extension);
 
 /// Name of an nfacct object that exists during the probe: one for each family, because both are
@@ -145,8 +145,8 @@ impl Probed {
     }
 }
 
-/// Returns what there is for `xtables`. Changes nothing; where no network namespace can
-/// be made, it is tried among the node's own rules.
+/// Probes the features of `xtables`. Changes nothing; if no network namespace can be made, rules
+/// are tried among the node's own.
 pub async fn probe(xtables: &Xtables) -> Probed {
     let there = xtables.isolated();
     match scratch::awaited(async move || in_scratch(&there).await).await {
@@ -206,7 +206,8 @@ async fn one_by_one(xtables: &Xtables) -> Probed {
     probed
 }
 
-/// Adds to `probed` what no rule alone shows. `account`: what came of making the counter.
+/// Adds to `probed` the features that no rule alone shows. `account`: outcome of making the
+/// counter.
 async fn complete(probed: &mut Probed, xtables: &Xtables, account: Result<(), netlink::Error>) {
     probed.without_account(account.err());
     probed.record(Extension::Set, knows_sets(xtables).await);

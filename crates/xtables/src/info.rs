@@ -62,15 +62,15 @@ pub fn size(family: Family, table: &str) -> io::Result<Size> {
 /// A chain of table filter, by the number of its hook (`linux/netfilter.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FilterChain {
-    /// INPUT, which has what is for the node itself: its sockets, and IPVS
+    /// INPUT, which sees packets for the node itself: for its sockets, and IPVS
     /// (`NF_INET_LOCAL_IN`).
     Input = 1,
-    /// FORWARD, which has what the node forwards (`NF_INET_FORWARD`).
+    /// FORWARD, which sees packets that the node forwards (`NF_INET_FORWARD`).
     Forward = 2,
 }
 
-/// Returns whether the legacy `chain` of table filter drops what none of its rules accepts.
-/// The table has to be there: asking for it makes it.
+/// Returns whether the legacy `chain` of table filter drops packets that none of its rules accepts.
+/// The table has to be there: asking for it creates it.
 ///
 /// # Errors
 /// As [`size`]; also when the table changes meanwhile (EAGAIN).
@@ -114,7 +114,7 @@ fn name(table: &str) -> [u8; NAME] {
     name
 }
 
-/// Returns what the kernel says of a table.
+/// Asks the kernel about a table.
 fn info(family: Family, table: &str) -> io::Result<Info> {
     let mut value = [0; INFO];
     value[..NAME].copy_from_slice(&name(table));
@@ -137,7 +137,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs `test` for each family, with what runs its legacy program.
+    /// Runs `test` for each family, with a function that runs its legacy program.
     fn in_each_family(test: impl Fn(Family, &dyn Fn(&str)) + Send + Sync + 'static) {
         in_namespace(move || {
             for (family, program) in [

@@ -60,15 +60,15 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// to an end, and is better tried again later.
 const READING: Duration = Duration::from_secs(90);
 
-/// Returns the table that our rules go to and of which iptables-nft-save shows nothing,
-/// if `line` reports that; the program succeeds all the same. Its other remark, about
-/// base chains, leaves out only those.
+/// Returns the table that our rules go to and of which iptables-nft-save shows nothing, if `line`
+/// reports that; the program succeeds nevertheless. Its other remark, about base chains, leaves out
+/// only those.
 fn incompatible(line: &str) -> Option<Table> {
     let (table, remark) = line.strip_prefix("# Table `")?.split_once('\'')?;
     Table::named(table).filter(|_| remark.starts_with(" is incompatible,"))
 }
 
-/// Hands each line to `each`. Returns the table of which nothing is shown, if there is one.
+/// Hands each line to `each`. Returns the table that the program left out, if there is one.
 async fn read_lines(
     from: impl AsyncRead + Unpin,
     mut each: impl FnMut(&str),
@@ -138,7 +138,7 @@ impl Xtables {
             })
     }
 
-    /// Returns the programs in `folder`, whatever engine they work with.
+    /// The programs in `folder`, of either engine.
     pub fn in_folder(family: Family, folder: &Path) -> Xtables {
         let name = program_prefix(family);
         let program = |what| Program {
@@ -230,7 +230,7 @@ impl Xtables {
         }
     }
 
-    /// Returns what `table` holds, in the format of `iptables-save`.
+    /// Reads `table`, in the format of `iptables-save`.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -318,11 +318,11 @@ impl Xtables {
         }
     }
 
-    /// Finds out whether the lock of the legacy programs can be had, now or later; tried
-    /// in a namespace of ours with a batch that changes nothing.
+    /// Finds out whether the lock of the legacy programs can be taken, now or later; tried in a
+    /// namespace of ours with a batch that changes nothing.
     ///
     /// # Errors
-    /// Why it never can.
+    /// Why it can never be taken.
     async fn try_lock(&self) -> Result<(), Error> {
         let there = self.restore.clone();
         let inside = async move || {
@@ -360,7 +360,7 @@ impl Attempts {
         }
     }
 
-    /// Waits until the next try, after one that failed with `error` for a passing reason.
+    /// Waits until the next try, after one that failed with `error` for a temporary reason.
     ///
     /// # Errors
     /// Returns `error` after the last try.

@@ -1,6 +1,5 @@
-//! What tables hold, as far as it concerns one part of Tripod: read line by line
-//! from `iptables-save`. A node may have a hundred thousand rules of others; none
-//! of them is kept.
+//! The rules in tables that concern one part of Tripod: read line by line from `iptables-save`. A
+//! node may have a hundred thousand rules of others; none of them is kept.
 
 use hashbrown::{HashMap, HashSet};
 
@@ -52,7 +51,7 @@ pub(super) struct ObservedTable {
 }
 
 impl ObservedTable {
-    /// Records what a line says. A chain is declared before its rules.
+    /// Records a line. A chain is declared before its rules.
     pub(super) fn record(&mut self, line: Line<'_>, interest: impl Fn(&str) -> Interest) {
         match line {
             Line::Chain(name) => match interest(name) {

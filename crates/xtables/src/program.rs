@@ -13,16 +13,17 @@ use tokio::{io::AsyncReadExt, time::timeout};
 
 use super::{Error, rule::Table};
 
-/// Longer than any batch takes, besides the time for its size; a program that hangs is ended then.
+/// Longer than any batch takes, apart from the time for its size; a program that hangs is ended
+/// then.
 const RUN_TIMEOUT: Duration = Duration::from_secs(120);
 /// How many bytes of a batch take one second more, on a slow and busy machine.
 const BYTES_PER_FURTHER_SECOND: usize = 50_000;
 /// Longer than a rule takes that is tried where there are no others; a program
 /// that hangs must not keep a node from being served.
 const TRY_TIMEOUT: Duration = Duration::from_secs(20);
-/// A lock file of no meaning, see `XTABLES_LOCKFILE` in iptables(8). The lock is
-/// one for all network namespaces that share /run: where nothing is but what is
-/// tried, a lock that another process holds on the node is no reason to wait.
+/// A lock file without a purpose, see `XTABLES_LOCKFILE` in iptables(8). The lock is one for all
+/// network namespaces that share /run: in a namespace that is only used for trials, a lock that
+/// another process holds on the node is no reason to wait.
 const NO_LOCK: (&str, &str) = ("XTABLES_LOCKFILE", "/dev/null");
 /// Where the programs are on nodes whose PATH leaves them out.
 const MORE_PLACES: &str = "/usr/local/sbin:/usr/sbin:/sbin";
@@ -39,7 +40,7 @@ pub(super) struct Program {
 /// Which network namespace a program works in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Namespace {
-    /// The node's, or whichever this process runs in.
+    /// The namespace that this process runs in, usually the node's.
     Node,
     /// A namespace that was made to try something.
     Ours,

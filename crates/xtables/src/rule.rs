@@ -20,7 +20,7 @@ use crate::extension::Extension;
 /// `linux/netfilter/xt_comment.h` without the terminating zero.
 const COMMENT_LENGTH: usize = 255;
 
-/// The kernel's own chains, in whichever tables (`iptables(8)`).
+/// The kernel's own chains, in all tables (`iptables(8)`).
 pub const BASE_CHAINS: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
 
 /// The tables that hold rules of ours.
@@ -28,9 +28,9 @@ pub const BASE_CHAINS: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", 
 pub enum Table {
     /// Table `mangle`: marks.
     Mangle,
-    /// Table `filter`: what gets through.
+    /// Table `filter`, which admits packets.
     Filter,
-    /// Table `nat`: what addresses are translated to.
+    /// Table `nat`, which translates addresses.
     Nat,
 }
 
@@ -119,7 +119,7 @@ pub enum CtState {
     Invalid,
     /// The packet begins it.
     New,
-    /// Another connection led to it.
+    /// Another connection caused it.
     Related,
     /// Packets went both ways.
     Established,
@@ -238,7 +238,7 @@ impl Rule {
         Rule::default()
     }
 
-    /// Adds `-s NET`: what comes from `net`.
+    /// Adds `-s NET`: packets from `net`.
     pub fn source(mut self, net: impl Into<IpNet>) -> Rule {
         self.source = Some(Negatable::Is(net.into()));
         self
@@ -256,14 +256,13 @@ impl Rule {
         self
     }
 
-    /// Adds `-d NET`: what goes to `net`.
+    /// Adds `-d NET`: packets to `net`.
     pub fn destination(mut self, net: impl Into<IpNet>) -> Rule {
         self.destination = Some(Negatable::Is(net.into()));
         self
     }
 
-    /// Adds `-i LINK`, where a name that ends in `+` stands for all that begin with what precedes
-    /// it.
+    /// Adds `-i LINK`, where a name that ends in `+` stands for all names that begin so.
     pub fn input(mut self, link: impl Into<String>) -> Rule {
         self.input = Some(Negatable::Is(link.into()));
         self
@@ -281,13 +280,13 @@ impl Rule {
         self
     }
 
-    /// Adds `-p PROTOCOL`: what is of `protocol`.
+    /// Adds `-p PROTOCOL`: packets of `protocol`.
     pub fn protocol(mut self, protocol: Protocol) -> Rule {
         self.protocol = Some(protocol);
         self
     }
 
-    /// Adds `-m comment --comment TEXT`; what is too long for the kernel is cut.
+    /// Adds `-m comment --comment TEXT`, cut to the kernel's limit.
     pub fn comment(self, text: impl Into<String>) -> Rule {
         let mut text = text.into();
         text.truncate(text.floor_char_boundary(COMMENT_LENGTH));
@@ -314,7 +313,7 @@ impl Rule {
         self
     }
 
-    /// Adds `-j TARGET`: what happens to it.
+    /// Adds `-j TARGET`.
     pub fn target(mut self, target: Target) -> Rule {
         self.target = Some(target);
         self

@@ -69,8 +69,7 @@ impl Writer {
         self.xtables.program()
     }
 
-    /// Reads what `tables` hold of the chains that are of `interest`. Every line is
-    /// shown to `also`, too.
+    /// Reads the chains in `tables` that are of `interest`. Every line is also shown to `also`.
     ///
     /// # Errors
     /// With the message of the program.
@@ -195,7 +194,7 @@ impl Writer {
                 lines += op.lines();
                 part.push(op);
             }
-            // A chain can be deleted when none has a jump to it, be it one that is deleted, too.
+            // A chain can be deleted when no chain jumps to it, not even one that is deleted, too.
             part.extend(ops().filter(is_due).filter(|op| !fills(op)));
             made += self.run_part(&part, phase).await?;
         }

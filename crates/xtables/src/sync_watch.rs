@@ -1,5 +1,5 @@
-//! Noticing cheaply that another process changed our rules, also during a sync, which says what it
-//! did itself: no client should have to wait for the next full sync because a firewall was
+//! Notices cheaply that another process changed our rules, also during a sync, which reports its
+//! own changes: no client should have to wait for the next full sync because a firewall was
 //! restarted.
 //!
 //! nf_tables notifies of each change, and counts them. The legacy engine shows the size of
@@ -51,15 +51,15 @@ struct Sizes {
 /// Counts of changes.
 struct Generations {
     watcher: Option<ChainWatcher>,
-    /// The generation in which all rules were known to be as we want them.
+    /// The generation in which all rules were known to be as desired.
     right: Option<u32>,
     /// Our chains as we left them.
     left: Left,
 }
 
 impl SyncWatch {
-    /// Returns what watches the chains of `family` that are `owned`, alone or with another
-    /// program, in the calling thread's network namespace.
+    /// Watches the chains of `family` that are `owned`, alone or with another program, in the
+    /// calling thread's network namespace.
     pub fn new(family: Family, engine: Engine, owned: &'static Owned) -> SyncWatch {
         let record = match engine {
             Engine::Legacy => Record::Legacy(Sizes::default()),
@@ -101,8 +101,8 @@ impl SyncWatch {
         self.is_suspect = true;
     }
 
-    /// Returns true if rules of ours may have been missing that are there now, since a sync
-    /// that read all of them last asked for this. To be called by one that did, after
+    /// Returns true if rules of ours may have been missing that are there now, since a sync that
+    /// read all of them last asked for this. Must be called by such a sync, after
     /// [`SyncWatch::before`].
     pub fn take_suspect(&mut self) -> bool {
         std::mem::take(&mut self.is_suspect)
@@ -126,8 +126,8 @@ impl SyncWatch {
         }
     }
 
-    /// To be called after a sync of this family that did what `done` says, while the syncs of all
-    /// families together took `all` transactions of the kernel's, which counts both families in one
+    /// Must be called after a sync of this family with the result `done`, while the syncs of all
+    /// families together took `all` transactions of the kernel, which counts both families in one
     /// number.
     pub fn after(&mut self, before: Option<Count>, all: u32, done: Synced) {
         match &mut self.record {

@@ -1,4 +1,4 @@
-//! What a mode writes its rules with.
+//! The tools with which a mode writes its rules.
 
 use super::{
     Error, Xtables,
@@ -7,7 +7,7 @@ use super::{
     run::Writer,
 };
 
-/// iptables or ip6tables as it works on this node, and what its rules may use.
+/// iptables or ip6tables as it works on this node, and the features of its rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Toolkit {
     /// Reads and writes rules.

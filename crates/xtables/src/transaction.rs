@@ -11,7 +11,7 @@ use super::{
     words::Words,
 };
 
-/// One step of a change: what is done to a chain.
+/// One step of a change: an action on a chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Op {
     /// The table that the chain is in.
@@ -27,8 +27,8 @@ pub struct Op {
 pub enum Action {
     /// The chain is made if it is not there, and then holds these rules only.
     Fill(Vec<Rule>),
-    /// The same, but only after table nat has changed: the rules that are removed kept clients from
-    /// what it translated to.
+    /// The same, but only after table nat has changed: the removed rules kept clients from the
+    /// addresses that it translated to.
     FillLast(Vec<Rule>),
     /// The rule is added at the top.
     Insert(Rule),
@@ -45,8 +45,9 @@ pub enum Action {
 
 /// When a step is due.
 ///
-/// No client may get through that must not: rules that keep something out are added to
-/// table filter first, then nat begins or stops to translate packets to endpoints, and
+/// No client may get through that must not: rules that keep packets out are added to table filter
+/// first, then nat begins or stops to translate packets to endpoints, and last the filter rules for
+/// packets that nat no longer translates are removed.
 /// last the filter rules for what nat no longer translates are removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
@@ -109,13 +110,13 @@ impl Op {
         }
     }
 
-    /// Returns the step that does with the rule of `entry` what `action` says.
+    /// The step for the rule of `entry` with this `action`.
     pub fn of(entry: &Entry, action: impl FnOnce(Rule) -> Action) -> Op {
         Op::new(entry.table, &entry.chain, action(entry.rule.clone()))
     }
 
-    /// Returns true if the step puts a rule of `family` in the place of one that `goes` takes away:
-    /// in the same chain, it matches the same packets, with another target.
+    /// Returns true if the step replaces a rule of `family` that `goes` deletes: in the same chain,
+    /// it matches the same packets, with another target.
     pub fn replaces(&self, goes: &Op, family: Family) -> bool {
         let (Action::Insert(rule), Action::Remove(words)) = (&self.action, &goes.action) else {
             return false;
@@ -178,8 +179,8 @@ impl<O> Transaction<O> {
         ops.any(|op| op.action == Action::Delete)
     }
 
-    /// Returns the same change except that chains which it deletes are left there, empty. Nothing
-    /// is done to one that `is_empty` is true for: a transaction that does nothing else has no
+    /// Returns the same change except that chains which it deletes are left there, empty. Chains
+    /// for which `is_empty` is true are skipped: a transaction that does nothing else has no
     /// effect, and the kernel does not count it.
     pub fn emptying(mut self, is_empty: impl Fn(Table, &str) -> bool) -> Transaction<O> {
         for group in &mut self.groups {
@@ -200,8 +201,8 @@ impl<O> Transaction<O> {
         text(&self.groups, phase, self.family)
     }
 
-    /// Returns what was not as it should have been: chains, and jumps from the kernel's
-    /// chains that were not there or not in their place.
+    /// Names the objects that were not as they should have been: chains, and jumps from the
+    /// kernel's chains that were missing or out of place.
     pub fn repaired(&self) -> Vec<String> {
         let mut repaired = Vec::new();
         for op in self.groups.iter().flat_map(|group| &group.ops) {
@@ -251,8 +252,8 @@ pub(super) fn text_of(ops: &[&Op], phase: Phase, family: Family) -> String {
     out
 }
 
-/// Chains are declared, and so emptied, before rules jump to them; what is removed goes
-/// before anything is added, as both may be the same rule in another place.
+/// Chains are declared, and so emptied, before rules jump to them; deletions come before additions,
+/// as both may be the same rule in another place.
 fn section<'a, I>(
     out: &mut String,
     table: Table,

@@ -1,6 +1,6 @@
-//! Noticing cheaply that another process changed a few chains of ours, where all that
-//! is known of a sync is when it ended. What is changed between a sync and the moment in
-//! which it is recorded is not noticed.
+//! Notices cheaply that another process changed a few chains of ours, if all that is known of a
+//! sync is when it ended. A change between a sync and the moment in which it is recorded is not
+//! noticed.
 
 use std::time::{Duration, Instant};
 
@@ -40,8 +40,8 @@ pub struct Left {
 }
 
 impl Watch {
-    /// Returns what watches the chains of `family` that are `owned`, in the network
-    /// namespace of the calling thread. Nothing is recorded yet.
+    /// Watches the chains of `family` that are `owned`, in the network namespace of the calling
+    /// thread. Nothing is recorded yet.
     pub fn new(family: Family, engine: Engine, owned: &'static Owned) -> Watch {
         let record = match engine {
             Engine::Legacy => Record::Legacy(None),

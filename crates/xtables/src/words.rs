@@ -1,4 +1,4 @@
-//! Rules in the words of `iptables-save`, compared whatever the quotes.
+//! Rules in the words of `iptables-save`, compared without regard to quotes.
 
 use std::{
     borrow::Cow,
@@ -13,8 +13,8 @@ use super::rule::Rule;
 /// Stands for a space within quotes.
 const QUOTED_SPACE: char = '\u{1f}';
 
-/// A rule in the words of `iptables-save`, without `-A CHAIN`. Programs differ in
-/// which words they put between quotes: what differs in nothing else is equal.
+/// A rule in the words of `iptables-save`, without `-A CHAIN`. Programs differ in which words they
+/// put between quotes: rules that differ in nothing else are equal.
 #[derive(Clone, Debug)]
 pub struct Words(String);
 
@@ -39,8 +39,8 @@ impl Words {
         target(&self.0)
     }
 
-    /// Returns true if both rules are for the same packets, whatever their target: all words are
-    /// equal except the chain or target.
+    /// Returns true if both rules are for the same packets, with any target: all words are equal
+    /// except the chain or target.
     pub fn matches_as(&self, other: &Words) -> bool {
         fn matches(words: &Words) -> Option<Cow<'_, str>> {
             let target = words.target()?;
@@ -131,7 +131,7 @@ pub enum Line<'a> {
 }
 
 impl Line<'_> {
-    /// Returns what `line` says, or `None` if it is neither.
+    /// Reads `line`; `None`: it is neither a chain nor a rule.
     pub fn parse(line: &str) -> Option<Line<'_>> {
         if let Some(declared) = line.strip_prefix(':') {
             return declared.split(' ').next().map(Line::Chain);

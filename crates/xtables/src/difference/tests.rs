@@ -38,8 +38,8 @@ fn desired() -> RuleSet {
     }
 }
 
-/// Returns what it takes to repair a table nat that has the kernel's chains, ours that
-/// are right, and these lines.
+/// The steps that repair a table nat with the kernel's chains, our chains, which are right, and
+/// these lines.
 fn repair(declared: &str, rules: &str) -> String {
     let mut observed = Observed::new(interest);
     let declared = declared.split(' ').map(|name| format!(":{name} - [0:0]"));
@@ -111,7 +111,7 @@ fn jumps_come_to_their_places_and_others_to_our_chains_go() {
             "OUTPUT -j WHOLE\nOUTPUT -j WHOLE",
             "-D OUTPUT -j WHOLE\n-D OUTPUT -j WHOLE\n-I OUTPUT -j WHOLE\n",
         ),
-        // To take away the first would leave one after what others have.
+        // Deleting the first would leave one after rules of others.
         (
             "\nINPUT -j THEIRS",
             "\nOUTPUT -j THEIRS\nOUTPUT -j WHOLE\nINPUT -j THEIRS",

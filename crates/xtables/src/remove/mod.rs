@@ -57,12 +57,11 @@ impl Owned {
         (self.interest)(table, chain).is_ours()
     }
 
-    /// Removes these chains of these families, and the rules that jump to them, from
-    /// whichever engine holds them, except what is `preserved`. Nothing of others is
-    /// changed; what is not there is fine.
+    /// Removes these chains of these families, and the rules that jump to them, from either engine,
+    /// except the `preserved` ones. Nothing of others is changed; missing chains are no error.
     ///
     /// # Errors
-    /// The first thing that could not be removed, after everything else was.
+    /// The first removal that failed, after everything else was removed.
     pub async fn remove(&self, families: &[Family], preserved: &Preserved) -> Result<(), Error> {
         let mut outcome = Ok(());
         for &family in families {
@@ -107,7 +106,7 @@ impl Owned {
             first.extend(steps.next());
             later.extend(steps);
         }
-        // Each table by itself: that of another program fails alone.
+        // Each table by itself: a table of another program fails alone.
         for step in first.iter().chain(&later) {
             outcome = outcome.and(writer.run(step).await.map(drop));
         }
@@ -130,10 +129,10 @@ impl Owned {
         tables.filter(move |table| there.contains(&table.name()))
     }
 
-    /// Removes the rules that jump to these chains of the `families`, in whichever engine,
-    /// and leaves the chains. Returns the families that have some, as far as they are known, and the
-    /// first error: when a table could not be read, a rule could not be removed, or, after all that
-    /// could be removed was removed, there may be more where no program reaches.
+    /// Removes the rules that jump to these chains of the `families`, in either engine, and leaves
+    /// the chains. Returns the families that have some, as far as they are known, and the first
+    /// error: when a table could not be read, a rule could not be removed, or, after all rules
+    /// within reach were removed, there may be more where no program reaches.
     pub async fn unlink(&self, families: &[Family]) -> (Vec<Family>, Result<(), Error>) {
         let (mut there, mut outcome) = (Vec::new(), Ok(()));
         for &family in families {
@@ -186,10 +185,10 @@ impl Owned {
         outcome
     }
 
-    /// Returns true if there are such chains other than what is `preserved`.
+    /// Returns true if there are such chains other than the `preserved` ones.
     ///
     /// # Errors
-    /// When none was found, and not everything could be read: that is not known.
+    /// When none was found, and not everything could be read.
     pub async fn is_there(&self, preserved: &Preserved) -> Result<bool, Error> {
         let mut found = Vec::new();
         let read = self.find(preserved, &mut found).await;
@@ -211,8 +210,8 @@ impl Owned {
         })
     }
 
-    /// Returns such chains, of both families, other than what is `preserved`. Cheap where
-    /// the kernel lists chains without their rules.
+    /// Lists such chains, of both families, other than the `preserved` ones. Cheap if the kernel
+    /// lists chains without their rules.
     ///
     /// # Errors
     /// When some cannot be read.
@@ -297,8 +296,8 @@ impl Owned {
         })
     }
 
-    /// Fails where legacy tables may have such chains, other than what is `preserved`, and it is
-    /// not known whether there is a program for them.
+    /// Fails if legacy tables may have such chains, other than the `preserved` ones, and it is not
+    /// known whether there is a program for them.
     fn legacy_is_known(
         &self,
         family: Family,
@@ -315,8 +314,7 @@ impl Owned {
         }
     }
 
-    /// Returns what finds out whether a chain in this engine is ours and not
-    /// `preserved`.
+    /// A function that finds out whether a chain in this engine is ours and not `preserved`.
     fn without(
         &self,
         preserved: &Preserved,
@@ -328,9 +326,8 @@ impl Owned {
         }
     }
 
-    /// Fails unless the programs of `family` reach all of these chains, other than
-    /// what is `preserved`. Those of the legacy engine cannot be asked for without
-    /// its program.
+    /// Fails unless the programs of `family` reach all of these chains, other than the `preserved`
+    /// ones. Those of the legacy engine cannot be listed without its program.
     fn within_reach(
         &self,
         family: Family,
@@ -366,7 +363,7 @@ fn unread(
     }
 }
 
-/// Returns whether nf_tables has such chains, whatever programs there are.
+/// Returns whether nf_tables has such chains, even without any program for them.
 ///
 /// # Errors
 /// When that is not known.
@@ -376,11 +373,11 @@ fn holds(family: Family, is_ours: impl Fn(Table, &str) -> bool) -> Result<bool, 
     Ok(found)
 }
 
-/// Calls `each` with the chains of nf_tables that are not the kernel's own; there is none where
+/// Calls `each` with the chains of nf_tables that are not the kernel's own; there is none if
 /// nf_tables is missing, or may not be used.
 ///
 /// # Errors
-/// When it did not answer for a passing reason: it is not known what is there.
+/// When it did not answer for a temporary reason: the chains are not known.
 fn each_in_nf_tables(family: Family, mut each: impl FnMut(Table, &str)) -> Result<(), Error> {
     let listed = |listed: nftables::ListedChain| {
         if let Some(table) = Table::named(&listed.table).filter(|_| !listed.base) {
@@ -413,7 +410,7 @@ mod tests {
         shared: None,
     };
 
-    /// Returns what is found where no program is installed.
+    /// The engines when no program is installed.
     fn nothing() -> Engines {
         block_on(Engines::of(Family::V4, std::iter::empty()))
     }

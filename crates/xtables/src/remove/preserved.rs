@@ -1,4 +1,4 @@
-//! What stays when chains are removed while a mode runs.
+//! Chains that stay when others are removed while a mode runs.
 
 use net::Family;
 

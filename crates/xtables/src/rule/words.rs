@@ -11,7 +11,7 @@ use net::{Family, Protocol};
 use super::{CtState, Mark, Match, Negatable, Physdev, Rule, Target, word};
 
 impl Negatable<IpNet> {
-    /// iptables-save leaves out what every address matches.
+    /// iptables-save leaves out a network that every address matches.
     fn says_something(&self) -> bool {
         match self {
             Negatable::Is(net) => net.prefix_len() > 0,
@@ -155,7 +155,7 @@ fn write_ports(
     write!(f, ":{last}")
 }
 
-/// Writes what stands between double quotes, as `iptables-restore` reads it.
+/// Writes the text between double quotes, as `iptables-restore` reads it.
 fn write_quoted(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
     text.chars().try_for_each(|c| match c {
         '"' | '\\' => write!(f, "\\{c}"),
