@@ -1,4 +1,4 @@
-//! When a mode next checks whether another process changed what is its own.
+//! When a mode next checks whether another process changed its objects.
 
 use std::time::Duration;
 

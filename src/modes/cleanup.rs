@@ -1,4 +1,4 @@
-//! What modes install, whichever process did, and its removal, also while another mode runs.
+//! The objects that modes install, by any process, and their removal, also while another mode runs.
 
 use std::sync::Arc;
 
@@ -36,17 +36,18 @@ pub trait Cleanup {
     /// When that cannot be done or counted.
     fn retire(&self, running: &Running) -> impl Future<Output = Result<usize, SyncError>>;
 
-    /// Removes it. What is not there is fine, twice is harmless, and nothing of others is changed.
+    /// Removes it. Missing objects are no error, nor is a second call; nothing of others is
+    /// changed.
     ///
     /// # Errors
-    /// The first thing that could not be removed, after all others were tried.
+    /// The first removal that failed, after all others were tried.
     fn cleanup(&self, running: &Running) -> impl Future<Output = Result<(), SyncError>>;
 
     /// Returns whether there may be rules of it that only programs can remove. Starts none.
     fn may_need_programs(&self) -> bool;
 }
 
-/// The mode that runs while what others installed is removed.
+/// The mode that runs while remains of others are removed.
 #[derive(Clone, Debug, Default)]
 pub struct Running {
     /// Its name; `None`: none runs.

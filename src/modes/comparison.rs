@@ -74,8 +74,8 @@ pub fn both_failed(error: impl Into<SyncError>) -> Compared {
     Compared::each(|_| Some(Err(SyncError::OfBoth(Arc::clone(&error)))))
 }
 
-/// Returns which of the `desired` rules a chain lacks, and which others it has,
-/// whatever their order; `there` are those that it has.
+/// Returns which of the `desired` rules a chain lacks, and which others it has, in any order;
+/// `there` are those that it has.
 pub fn of_rules(
     table: Table,
     chain: &str,
@@ -119,8 +119,8 @@ impl Difference {
             .collect()
     }
 
-    /// Returns what a step of `owner`'s, which would repair a rule set with these
-    /// `chains`, says is different.
+    /// Describes the differences that a step of `owner` would repair in a rule set with these
+    /// `chains`.
     pub fn of_step(
         owner: Option<&ServicePortName>,
         op: &Op,

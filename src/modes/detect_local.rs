@@ -21,7 +21,7 @@ pub enum DetectLocal {
 }
 
 impl DetectLocal {
-    /// Returns what the configuration says, for `family` on this `node`.
+    /// Reads the configuration, for `family` on this `node`.
     pub(super) fn new(
         configured: &config::DetectLocal,
         family: Family,

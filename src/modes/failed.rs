@@ -21,7 +21,7 @@ impl FailedPorts {
         }
     }
 
-    /// Adds what `others` has.
+    /// Adds the failures of `others`.
     pub fn add_all(&mut self, others: &FailedPorts) {
         if self.is_empty() {
             self.clone_from(others);

@@ -1,12 +1,11 @@
-//! Giving way to another process that takes over the service addresses, and
-//! taking them back should it end early.
+//! Giving way to another process that takes over the service addresses, and taking them back should
+//! it end early.
 //!
-//! A *successor*, in whichever mode, says that it is about to capture the addresses. From
-//! then on this process writes no rules and routes, which would undo the successor's,
-//! opens no further listener, and hands new connections of shared addresses to
-//! the successor's sockets. It still follows the cluster: a
-//! connection that reaches it all the same finds the right endpoint. When the
-//! last successor is gone, it writes and opens everything again.
+//! A *successor*, in any mode, says that it is about to capture the addresses. From then on this
+//! process writes no rules and routes, which would undo the successor's, opens no further listener,
+//! and hands new connections of shared addresses to the successor's sockets. It still follows the
+//! cluster: a connection that reaches it nevertheless finds the right endpoint. When the last
+//! successor is gone, it writes and opens everything again.
 
 use std::{
     sync::{
@@ -54,7 +53,7 @@ impl OtherProcesses {
         self.predecessors > 0
     }
 
-    /// Returns what decides about sockets and rules.
+    /// The values that decide about sockets and rules.
     fn effect(&self) -> (Option<u32>, usize) {
         (self.yields_to(), self.predecessors)
     }
@@ -83,14 +82,14 @@ struct Relay {
     passed: parking_lot::Mutex<HashSet<u64>>,
 }
 
-/// Shared by the mode and by what talks to other processes.
+/// Shared by the mode and the code that talks to other processes.
 #[derive(Clone, Debug)]
 pub struct Handover(Arc<State>);
 
 impl Handover {
-    /// Returns what a process shares. `connections` counts its open TCP connections,
-    /// `holding` keeps its sockets while no process runs, and `assignments` has the
-    /// endpoints of its clients.
+    /// The shared state of a process that relays. `connections` counts its open TCP connections,
+    /// `holding` keeps its sockets while no process runs, and `assignments` has the endpoints of
+    /// its clients.
     pub fn new(connections: IntGauge, holding: Holding, assignments: Arc<Assignments>) -> Self {
         Handover::with(Some(Relay {
             connections,
@@ -100,8 +99,8 @@ impl Handover {
         }))
     }
 
-    /// Returns what a process shares whose connections are all forwarded by the kernel:
-    /// it has only rules to hand over.
+    /// The shared state of a process whose connections are all forwarded by the kernel: it has only
+    /// rules to hand over.
     pub fn of_rules() -> Self {
         Handover::with(None)
     }
@@ -124,7 +123,7 @@ impl Handover {
         })
     }
 
-    /// Returns what keeps its sockets while no process runs; `None`: it has none.
+    /// The keeper of its sockets while no process runs; `None`: it has no sockets.
     pub fn holding(&self) -> Option<&Holding> {
         self.0.relay.as_ref().map(|relay| &relay.holding)
     }
@@ -134,9 +133,9 @@ impl Handover {
         self.0.relay.as_ref().map(|relay| &relay.assignments)
     }
 
-    /// Leaves what comes in from now on to the holder, for the next process, which goes
-    /// on with the endpoints that clients have. To be called again until this process ends: a
-    /// worker that is in the middle of receiving may begin flows, which are passed on then.
+    /// Leaves new packets and connections to the holder, for the next process, which continues with
+    /// the assigned endpoints. Must be called again until this process ends: a worker that is in
+    /// the middle of receiving may begin flows, which are passed on then.
     pub fn leave(&self) {
         let Some(relay) = &self.0.relay else {
             return;
@@ -252,7 +251,7 @@ impl Handover {
         *self.0.others.borrow()
     }
 
-    /// Returns whether what the last sync acted on differs in effect from `others`.
+    /// Returns whether the state that the last sync acted on differs in effect from `others`.
     pub(super) fn differs(&self, others: &OtherProcesses) -> bool {
         let applied = self.0.applied.borrow().unwrap_or_default();
         applied.effect() != others.effect()

@@ -1,10 +1,9 @@
 //! Node ports at 127.0.0.1 and ::1 in modes of the kernel (KEP-6032).
 //!
-//! What is sent to a loopback address does not leave loopback: translating it takes
-//! `route_localnet`, which exposes the node's own services to its neighbours, and
-//! cannot be done with IPv6 at all. So sockets of this process listen there, where
-//! `--nodeport-addresses` names loopback, and connections are relayed as in userspace
-//! mode.
+//! A packet to a loopback address does not leave loopback: translating it takes `route_localnet`,
+//! which exposes the node's own services to its neighbours, and is impossible with IPv6. So sockets
+//! of this process listen there, if `--nodeport-addresses` names loopback, and connections are
+//! relayed as in userspace mode.
 
 use std::{
     fmt::{self, Write},
@@ -43,8 +42,8 @@ impl<M: Mode> LocalhostNodePorts<M> {
     }
 }
 
-/// Returns why the node port of `port` is not served on loopback addresses, if it has
-/// one that is not.
+/// Returns why the node port of `port` is not served on loopback addresses; `None`: it is, or it
+/// has none.
 fn reasons(port: &ServicePort) -> Option<Reason> {
     let protocol = port.name.protocol;
     let number = port.node_port.filter(|_| protocol != Protocol::Tcp)?;

@@ -12,7 +12,7 @@ pub fn marking(bits: u32) -> Rule {
     Rule::new().target(Target::Mark(Mark::set(bits)))
 }
 
-/// Returns the rules that masquerade what is marked.
+/// The rules that masquerade marked packets.
 pub fn masquerading(bits: u32, features: Features) -> [Rule; 3] {
     let mark = Mark::set(bits);
     let random_fully = features.contains(Extension::RandomFully);

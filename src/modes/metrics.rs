@@ -1,4 +1,4 @@
-//! What modes count besides what their syncs report.
+//! Metrics of modes in addition to the reports of their syncs.
 
 use std::{fmt, time::Duration};
 
@@ -19,11 +19,11 @@ pub trait Metrics: fmt::Debug + Send + Sync {
 pub enum Unwritten {
     /// Rules that Services need.
     Rules,
-    /// The removal of what nothing needs.
+    /// The removal of stale rules.
     Remnants,
     /// The endpoint of a client with session affinity.
     Clients,
 }
 
-/// A counter of such changes that a mode has: what it counts, its name and its description.
+/// A counter of such changes in a mode: the kind of change, its name and its description.
 pub type UnwrittenCounter = (Unwritten, &'static str, &'static str);

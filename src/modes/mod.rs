@@ -60,10 +60,9 @@ pub fn both_failed(asked: Asked<'_>, error: impl Into<SyncError>) -> Outcomes {
     asked.map(|_, changes| changes.map(|_| Err(SyncError::OfBoth(Arc::clone(&error)))))
 }
 
-/// Returns whether the kernel finds no packet outside a TCP window invalid, as far as
-/// known: its setting counts, whatever was `configured`, because an administrator may
-/// have set it, or it could not be set. It is read again in full syncs; until then
-/// what was `applied` holds.
+/// Returns whether the kernel considers packets outside the TCP window valid, as far as known: its
+/// setting counts, not the `configured` one, because an administrator may have set it, or it could
+/// not be set. It is read again in full syncs; until then the `applied` value counts.
 fn tcp_be_liberal(configured: bool, applied: Option<bool>, changes: &Changes) -> bool {
     let observed = match applied {
         Some(_) if !changes.full => None,
@@ -173,7 +172,7 @@ pub enum SyncError {
 pub trait Mode: Send {
     /// The name of the mode, as users configure it.
     fn name(&self) -> ModeName;
-    /// Does what takes full privileges, for a process that will run without them
+    /// Does the work that needs full privileges, for a process that will run without them
     /// (`--init-only`). Forwards no traffic and breaks none.
     ///
     /// # Errors
@@ -181,10 +180,9 @@ pub trait Mode: Send {
     fn prepare(&mut self) -> impl Future<Output = Result<(), SyncError>> + Send {
         std::future::ready(Ok(()))
     }
-    /// Makes the kernel (or our listeners) match what `map` has of the families that
-    /// are `asked` for; their changes say what differs since the last success. Returns,
-    /// for each family, an error if nothing could be applied; what failed for single
-    /// ServicePorts is in the report.
+    /// Makes the kernel (or our listeners) match `map` for the families that are `asked` for; their
+    /// changes say what differs since the last success. Returns, for each family, an error if
+    /// nothing could be applied; failures of single ServicePorts are in the report.
     fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>)
     -> impl Future<Output = Outcomes> + Send;
     /// Returns true if a sync that is `asked` for reads all that the kernel holds, as far as that is
@@ -204,8 +202,8 @@ pub trait Mode: Send {
         map: &ServiceMap,
         packet: &Packet,
     ) -> impl Future<Output = ExplainResult> + Send;
-    /// Waits until another process changes what this mode installed, where it can
-    /// notice: then a full sync is due. May be dropped while it waits.
+    /// Waits until another process changes an object that this mode installed, if it can notice:
+    /// then a full sync is due. May be dropped while it waits.
     fn externally_modified(&mut self) -> impl Future<Output = ()> + Send {
         std::future::pending()
     }

@@ -77,7 +77,7 @@ impl<M: Mode + 'static> Mode for Offloaded<M> {
 
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
         let mut mode = Arc::clone(&self.mode).lock_owned().await;
-        // A retry reads all that the kernel holds, if that may differ from what is known.
+        // A retry reads the whole state of the kernel, if that may differ from the known one.
         let large = |changes: &Changes| changes.full || changes.retry || changes.ports.len() > FEW;
         let mut of_families = asked.into_iter();
         if !of_families.any(|(_, changes)| changes.is_some_and(large)) && !mode.observes(asked) {

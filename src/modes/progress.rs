@@ -23,14 +23,14 @@ pub struct Position {
 }
 
 impl SyncProgress {
-    /// Records that nothing is planned yet: what the kernel holds is read, or the other family
+    /// Records that nothing is planned yet: the kernel's state is being read, or the other family
     /// comes first.
     pub fn reset(&self) {
         *self.0.lock() = None;
     }
 
-    /// Records that `planned` things called `what`, in the plural, are planned, and none is sent
-    /// yet.
+    /// Records that `planned` objects of the kind `what`, in the plural, are planned, and none is
+    /// sent yet.
     pub fn begin(&self, what: &'static str, planned: usize) {
         *self.0.lock() = Some(Position {
             what,

@@ -1,4 +1,4 @@
-//! What other programs had changed, in the log.
+//! Logs changes by other programs that were repaired.
 
 use std::{
     collections::BTreeMap,
@@ -14,18 +14,18 @@ const NAMED: usize = 20;
 /// compared with the kernel by full syncs alone, which may be minutes apart.
 const QUIET: Duration = Duration::from_secs(600);
 
-/// So many repairs of one thing, none of them long after the one before, mean that a program keeps
-/// changing it. Fewer are what an administrator does who flushes rules a few times.
+/// This many repairs of one object, none of them long after the one before, mean that a program
+/// keeps changing it. Fewer may come from an administrator who flushes rules a few times.
 const KEEPS_CHANGING: u32 = 6;
 
 /// How many things are remembered; more are logged each time.
 const MOST: usize = 1000;
 
-/// Repairs of what other programs had changed, until they were left alone for ten minutes.
+/// Repairs of changes by other programs, until these have paused for ten minutes.
 #[derive(Debug, Default)]
 pub struct Repairs {
     recent: BTreeMap<String, Recent>,
-    /// Whether what this sync finds was written by another Tripod.
+    /// Whether the differences that this sync finds were written by another Tripod.
     taken_back: bool,
 }
 
@@ -45,14 +45,15 @@ impl Recent {
 }
 
 impl Repairs {
-    /// Begins a sync of `changes`: differences may be what another Tripod wrote before it ended.
+    /// Begins a sync of `changes`: differences may have been written by another Tripod before it
+    /// ended.
     pub fn begin(&mut self, changes: &Changes) {
         self.taken_back = changes.taken_back;
     }
 
-    /// Names in the log what a sync `repaired` of what other programs had changed: each thing by
+    /// Logs the objects that a sync `repaired` after changes by other programs: each object by
     /// itself once, then together with others, and as an error when a program keeps changing it.
-    /// Logs when all that was changed again and again is left alone.
+    /// Logs when no object is changed again and again any more.
     pub fn log(&mut self, repaired: &[String]) {
         self.log_at(repaired, Instant::now());
     }
@@ -131,7 +132,7 @@ mod tests {
     use super::*;
     use crate::log::lines;
 
-    /// Returns what is logged for repairs at these seconds.
+    /// The log of repairs at these seconds.
     fn logged(repairs: &[(u64, &[&str])]) -> Vec<String> {
         let start = Instant::now();
         lines(0, || {

@@ -61,9 +61,9 @@ fn serving(port: &ServicePort) -> HashSet<Source> {
     serving.map(|e| Source::from(e.address)).collect()
 }
 
-/// Returns the sources from which each frontend is answered now, of those ServicePorts
-/// that may have taken over from others: a frontend that changes owner is new to the
-/// one that gets it, when a port of a Service is renamed, for example.
+/// The sources from which each frontend is answered now, of those ServicePorts that may have taken
+/// over from others: a frontend that changes owner is new to the one that gets it, when a port of a
+/// Service is renamed, for example.
 fn answered<'a>(
     map: &'a ServiceMap,
     stale: &'a StaleUdp,
@@ -179,7 +179,7 @@ pub struct StaleFlows {
     is_lasting: bool,
     /// Logs why the last attempt failed.
     logged: LogOnce,
-    /// Connections that began before what they call was served.
+    /// Connections that began before their destination was served.
     begun: Begun,
 }
 
@@ -294,7 +294,7 @@ impl StaleFlows {
         }
     }
 
-    /// Returns what could not be done, if anything.
+    /// Returns unfinished work, if there is any.
     pub fn unfinished(&self) -> Option<String> {
         let waits = !self.waiting.is_empty() && !self.is_lasting;
         let udp = waits.then_some("flows of UDP clients to removed endpoints are not deleted yet");
@@ -349,10 +349,10 @@ async fn blocking<T: Send + 'static>(
     }
 }
 
-/// Returns what became of deleting the flows of `matches`, by a task that has `ended`.
+/// Returns the outcome of deleting the flows of `matches`, by a task that has `ended`.
 ///
 /// # Errors
-/// When that failed, or was not done to its end.
+/// When the deletion failed, or was not completed.
 fn deleted(
     ended: Result<Result<usize, netlink::Error>, JoinError>,
     matches: Arc<Vec<Match>>,
@@ -468,7 +468,7 @@ mod tests {
         };
         let mut tracker = Tracker::new("node");
         tracker.apply(dns("a", &[1, 2]));
-        // Each case: what waited, and which of the flows to endpoints 1 to 3 are deleted.
+        // Each case: the waiting flows, and which of the flows to endpoints 1 to 3 are deleted.
         for (waited, deleted) in [
             (Reply::From(of(&[1])), [false, false, false]),
             (Reply::From(of(&[1, 3])), [false, false, true]),

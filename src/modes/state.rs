@@ -12,7 +12,7 @@ use net::Family;
 use super::{FailedPorts, Metrics, SyncReport, stale::StaleFlows};
 use crate::services::{Changes, ServiceMap, ServicePortName};
 
-/// How far the mode's record of what it applied can be relied on.
+/// How reliable the mode's record of the applied state is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CacheState {
     /// There is no record: nothing was observed yet, or it was dropped.
@@ -40,7 +40,7 @@ pub struct FamilyState<P> {
 }
 
 impl<P> FamilyState<P> {
-    /// Returns how far the record of what was applied can be relied on.
+    /// Returns how reliable the record of the applied state is.
     pub fn cache(&self) -> CacheState {
         self.cache
     }
@@ -67,12 +67,12 @@ impl<P> FamilyState<P> {
         }
     }
 
-    /// Records that the record and the kernel are the same, except for what is pending.
+    /// Records that the record and the kernel are the same, except for pending work.
     pub fn applied(&mut self) {
         self.cache = CacheState::Clean;
     }
 
-    /// Returns what has to be applied once more; a sync that does it takes it.
+    /// The work that has to be repeated; a sync that does it takes it.
     pub fn pending(&mut self) -> &mut P {
         &mut self.pending
     }
@@ -121,7 +121,7 @@ impl<P> FamilyState<P> {
         self.unfinished.clear();
     }
 
-    /// Records that a sync begins: what has failed is compared with what does not work afterwards.
+    /// Records that a sync begins: its failures will be compared with the present ones.
     pub fn begin_sync(&mut self) {
         self.failed_before = self.failed.clone();
     }

@@ -1,4 +1,4 @@
-//! What Services ask for that a mode cannot do.
+//! Preferences of Services that a mode does not support.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub struct Reason {
     /// The annotation, such as [`Preferences::SCHEDULER`], or another part of
     /// the Service.
     pub what: &'static str,
-    /// Why it is not done, what is done instead, and what would help.
+    /// Why it is not honoured, what the mode does instead, and what would help.
     pub why: String,
     /// The part or substitute that the mode applies.
     pub done: Done,
@@ -44,7 +44,7 @@ pub enum Done {
 }
 
 impl Reason {
-    /// Returns a reason about `what`, which is not done because of `why`.
+    /// A reason about the preference `what`, which is not honoured because of `why`.
     pub fn new(what: &'static str, why: impl Into<String>) -> Reason {
         Reason {
             what,
@@ -61,7 +61,7 @@ impl Reason {
         }
     }
 
-    /// Returns the reason for which `what` has no effect in any mode: `why` it cannot be read.
+    /// A reason about `what`, which has no effect in any mode: `why` it cannot be read.
     pub fn unreadable(what: &'static str, why: impl Into<String>) -> Reason {
         Reason {
             done: Done::Unreadable,
@@ -87,8 +87,8 @@ impl Reason {
         }
     }
 
-    /// Returns what of `tripod.proxy/retry` cannot be done where the kernel sends a
-    /// connection to one endpoint.
+    /// The part of `tripod.proxy/retry` that is not honoured if the kernel sends a connection to
+    /// one endpoint.
     pub fn of_retry(preferences: &Preferences) -> Option<Reason> {
         match preferences.retry? {
             Retry::FirstFlight | Retry::Connect => Some(Reason::new(
@@ -100,7 +100,7 @@ impl Reason {
         }
     }
 
-    /// Returns what of limits cannot be kept where the kernel forwards connections.
+    /// The limits that are not honoured if the kernel forwards connections.
     pub fn of_limits(preferences: &Preferences) -> impl Iterator<Item = Reason> {
         let why = "the kernel forwards connections, and nothing counts them when they begin; \
                    userspace mode does";
@@ -112,8 +112,8 @@ impl Reason {
         service.into_iter().chain(client)
     }
 
-    /// Returns what cannot be done where rules translate addresses and the kernel
-    /// passes packets on.
+    /// The preferences that are not honoured if rules translate addresses and the kernel forwards
+    /// packets.
     pub fn of_nat_rules(preferences: &Preferences) -> impl Iterator<Item = Reason> {
         let other = preferences.forwarding.filter(|way| *way != Forwarding::Nat);
         let forwarding = other.map(|way| {
@@ -137,7 +137,7 @@ impl Reason {
             .chain(Reason::of_limits(preferences))
     }
 
-    /// Returns what cannot be done for `port`.
+    /// Attaches the reason to `port`.
     pub fn at(self, port: &ServicePortName) -> Unsupported {
         let port = port.clone();
         Unsupported { port, reason: self }

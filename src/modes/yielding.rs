@@ -20,7 +20,7 @@ use crate::{
 pub struct Yielding<M> {
     mode: M,
     handover: Handover,
-    /// Whether what is in the kernel may be another process's.
+    /// Whether the objects in the kernel may be another process's.
     yields: bool,
     /// UDP flows that became stale since then: the other process may end before it deletes
     /// them.
@@ -43,7 +43,7 @@ impl<M: Mode> Yielding<M> {
         &self.mode
     }
 
-    /// Returns what talks to processes that take over.
+    /// The handover, for the code that talks to processes that take over.
     pub fn handover(&self) -> Handover {
         self.handover.clone()
     }
@@ -55,7 +55,7 @@ fn is_whole(asked: Asked<'_>) -> bool {
     families.all(|(_, changes)| changes.is_some_and(|changes| changes.full))
 }
 
-/// Returns what `changes` make stale, and nothing else of them.
+/// Returns only the stale flows of `changes`.
 fn only_stale(changes: &Changes) -> Changes {
     Changes {
         stale_udp: changes.stale_udp.clone(),
@@ -142,8 +142,8 @@ mod tests {
     use super::*;
     use crate::{modes::SyncError, services::service_ports::port_name};
 
-    /// Counts its syncs and what they make stale, and takes everything for damage, except what a
-    /// successor wrote.
+    /// Counts its syncs and their stale flows, and takes everything for damage, except the rules
+    /// that a successor wrote.
     struct Counting(Arc<Mutex<(usize, usize)>>, usize);
 
     impl Mode for Counting {

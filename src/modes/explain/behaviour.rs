@@ -1,4 +1,4 @@
-//! What differs in the way of packets from mode to mode.
+//! Differences in the way of packets from mode to mode.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -62,8 +62,8 @@ pub struct Behaviour {
     pub other_ports: OtherPorts,
     /// Abilities of rules on this kernel.
     pub rules: Rules,
-    /// Networks that cluster IPs are allocated from, if what no Service has there is
-    /// dropped.
+    /// Networks that cluster IPs are allocated from, if packets to their unused addresses and ports
+    /// are dropped.
     pub dropped_networks: Vec<IpNet>,
 }
 
@@ -148,7 +148,7 @@ pub enum Selection {
 }
 
 impl Pods {
-    /// Returns what the configuration says, on this `node`.
+    /// Reads the configuration, on this `node`.
     pub fn new(configured: &DetectLocal, node: Option<&Node>) -> Pods {
         match configured {
             DetectLocal::ClusterCidr(networks) => Pods::Within(networks.clone()),
@@ -173,7 +173,7 @@ impl Selection {
             "lc" | "wlc" | "sed" | "nq" | "lblc" | "lblcr" | "ovf" | "fo" | "twos" => {
                 Selection::Loaded
             }
-            // Round robin also takes the place of a scheduler that the kernel lacks.
+            // Round robin also replaces a scheduler that the kernel lacks.
             _ => Selection::Equal,
         }
     }

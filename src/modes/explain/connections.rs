@@ -90,9 +90,9 @@ pub async fn connections(packet: Packet, carrier: Carrier) -> Result<Vec<Connect
     })
 }
 
-/// Completes the connections to `destination` with what IPVS knows of them: it does not change an
-/// entry of conntrack that is used again (`ip_vs_update_conntrack`), nor any when it forwards
-/// without translation (dr, tunnel).
+/// Completes the connections to `destination` from those of IPVS: it does not change an entry of
+/// conntrack that is used again (`ip_vs_update_conntrack`), nor any when it forwards without
+/// translation (dr, tunnel).
 fn ask_ipvs(
     connections: &mut [Connection],
     protocol: Protocol,
@@ -125,9 +125,9 @@ fn connection(flow: &Flow) -> Connection {
     }
 }
 
-/// Returns why new connections would not go where `connection` to `port` goes,
-/// where `explanation` is that of `packet`, the first of such a connection; `None`: they
-/// may, or it is not known.
+/// Returns why new connections would not have the same destination as `connection` to `port`, if
+/// `explanation` is that of `packet`, the first of such a connection; `None`: they may, or it is
+/// not known.
 pub fn stale(
     connection: &Connection,
     packet: &Packet,
@@ -140,9 +140,9 @@ pub fn stale(
         return None;
     }
     let Some(at) = connection.translated_to else {
-        // IPVS takes up a UDP client by its next datagram, a connection by its first packet
-        // alone (`tcp_conn_schedule`, `sctp_conn_schedule`). This process may relay what is
-        // sent to loopback addresses.
+        // IPVS takes over a UDP client with its next datagram, a connection only with its first
+        // packet (`tcp_conn_schedule`, `sctp_conn_schedule`). This process may relay connections to
+        // loopback addresses.
         let is_taken_up = carrier == Carrier::Ipvs && packet.protocol == Protocol::Udp;
         let is_relayed = packet.destination().ip().is_loopback();
         let is_forwarded = explanation.verdict == Verdict::Forwarded;

@@ -1,4 +1,4 @@
-//! What becomes of a packet.
+//! The decision on a packet.
 
 use std::net::SocketAddr;
 
@@ -19,8 +19,9 @@ use crate::services::{
 /// Why packets are dropped that would be refused elsewhere.
 pub(super) const NO_REFUSAL: &str = "rules on this kernel cannot refuse";
 
-/// Returns what becomes of `packet` where the mode has this `behaviour`, and chooses
-/// endpoints by this `selection`, among those that are not `ejected`; without the objects that bring it about.
+/// Decides on `packet` in a mode with this `behaviour`, which chooses endpoints by this
+/// `selection`, among those that are not `ejected`. The objects that implement the decision are not
+/// filled in.
 pub fn decide(
     map: &ServiceMap,
     behaviour: &Behaviour,
@@ -56,7 +57,7 @@ pub fn decide(
         return way.explanation;
     }
     let frontend = frontend::of(map, behaviour, packet);
-    // This process answers health checks itself, whatever the kernel can do.
+    // This process answers health checks itself, independent of the kernel's abilities.
     if let (Some(why), false) = (
         &behaviour.unserved,
         matches!(frontend, Frontend::HealthCheck(_)),

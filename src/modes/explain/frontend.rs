@@ -1,4 +1,4 @@
-//! What a destination belongs to.
+//! Owners of destinations.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -37,8 +37,8 @@ pub(super) fn is_own(behaviour: &Behaviour, ip: IpAddr) -> bool {
     ip.is_loopback() || behaviour.own.contains(&ip)
 }
 
-/// Returns what the destination of `packet` belongs to. Service addresses come before
-/// node ports, and one that two Services name belongs to its owner alone.
+/// Finds the owner of the destination of `packet`. Service addresses come before node ports, and an
+/// address that two Services name belongs to its owner alone.
 pub(super) fn of<'a>(map: &'a ServiceMap, behaviour: &Behaviour, packet: &Packet) -> Frontend<'a> {
     let (ip, number) = (packet.to.ip(), packet.to.port());
     let family = Family::of(&ip);

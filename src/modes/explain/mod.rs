@@ -1,7 +1,7 @@
-//! What becomes of a packet to a service address: what the address belongs to, which
-//! endpoints the packet may reach, each with its share, or what refuses it. Pure: it
-//! follows from the service map and from how the running mode behaves. The conformance
-//! tests ask about each of their cases, and compare the answer with packets.
+//! Explains packets to service addresses: the owner of the address, the endpoints that the packet
+//! may reach, each with its share, or the reason for its refusal. Pure: the result follows from the
+//! service map and from the behaviour of the running mode. The conformance tests ask about each of
+//! their cases, and compare the answer with packets.
 
 mod behaviour;
 mod connections;
@@ -158,7 +158,7 @@ pub struct Explanation {
     pub served_by: Option<(ServicePortName, AddressKind)>,
     /// The verdict on the packet.
     pub verdict: Verdict,
-    /// Its way, step by step, in words; the last step says what decides.
+    /// Its way, step by step, in words; the last step gives the decision.
     pub steps: Vec<String>,
     /// Where it may be sent, sorted by address.
     pub candidates: Vec<Candidate>,

@@ -1,6 +1,6 @@
-//! Chains that drop what passes them unless a rule of theirs accepts it. They are other
-//! programs', as Docker's, which gives FORWARD this policy, or a firewall's: no mode of
-//! Tripod has such a chain.
+//! Chains that drop passing packets unless one of their rules accepts them. They belong to other
+//! programs, such as Docker, which gives FORWARD this policy, or a firewall: no mode of Tripod has
+//! such a chain.
 
 use std::io;
 

@@ -113,7 +113,7 @@ impl Ranges<'_> {
         }
     }
 
-    /// Returns what holds for this node, which may call from any of its addresses.
+    /// The ranges' verdict on this node, which may call from any of its addresses.
     fn node(&self) -> Admission {
         let family = Family::of(&self.to);
         let called = self.behaviour.has_service_addresses.then_some(self.to);
@@ -131,7 +131,7 @@ impl Ranges<'_> {
         }
     }
 
-    /// Returns what holds for pods of this node, as far as their networks tell.
+    /// The ranges' verdict on pods of this node, as far as their networks tell.
     fn pods(&self) -> Admission {
         let Pods::Within(networks) = &self.behaviour.pods else {
             return Admission::Unknown;

@@ -1,4 +1,4 @@
-//! What no case of the conformance tests asks; those hold the rest against packets.
+//! Questions that no case of the conformance tests asks; those compare the answers with packets.
 
 mod callers;
 mod dead_ends;

@@ -1,4 +1,4 @@
-//! What was applied.
+//! The applied state.
 
 use std::sync::Arc;
 

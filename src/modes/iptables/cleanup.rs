@@ -1,5 +1,5 @@
-//! Removing all that iptables mode ever installs, whoever installed it: this
-//! process, an earlier one, or kube-proxy.
+//! Removes everything that iptables mode ever installed, in any process: this one, an earlier one,
+//! or kube-proxy.
 
 use net::Family;
 use netlink::nfacct;
@@ -22,7 +22,7 @@ use crate::{
 /// other is the kubelet's.
 const MARTIANS: &str = "! -s 127.0.0.0/8 -d 127.0.0.0/8 ";
 
-/// The chains of iptables mode. Table filter is cleaned after nat: what keeps clients out stays
+/// The chains of iptables mode. Table filter is cleaned after nat: rules that keep clients out stay
 /// until nothing is translated any more.
 pub const OWNED: Owned = Owned {
     tables: &[Table::Mangle, Table::Nat, Table::Filter],
@@ -60,8 +60,8 @@ impl Cleanup for Installed {
         let removed = OWNED.remove(&Family::ALL, &preserved).await;
         if !preserved.has_all_of_some() {
             for account in [names::INVALID_DROPPED, names::LOCALHOST_ACCEPTED] {
-                // Without the kernel's counters there is none; one that another process
-                // counts with stays (EBUSY).
+                // A kernel without counters has none; a counter that another process uses stays
+                // (EBUSY).
                 let _ = nfacct::delete(account);
             }
         }
@@ -73,7 +73,7 @@ impl Cleanup for Installed {
     }
 }
 
-/// Lists the chains of iptables mode that are there, whoever installed them.
+/// Lists the chains of iptables mode that are there, by any process.
 ///
 /// # Errors
 /// When some cannot be read.
@@ -81,8 +81,8 @@ pub async fn chains() -> Result<Vec<OwnedChain>, xtables::Error> {
     OWNED.list(&Preserved::nothing()).await
 }
 
-/// Returns whether packets come to the rules of Services, or may: not everything can be read.
-/// Whoever wrote them: iptables mode, or ipvs mode of kube-proxy.
+/// Returns whether packets reach the rules of Services, or may: not everything can be read. The
+/// rules may be those of iptables mode, or of ipvs mode of kube-proxy.
 pub async fn may_serve() -> bool {
     let led_to = OWNED.is_led_to(Table::Nat, names::SERVICES).await;
     led_to.unwrap_or(true)

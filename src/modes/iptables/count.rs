@@ -1,4 +1,4 @@
-//! What a sync did, in numbers.
+//! The work of a sync, in numbers.
 
 use std::ops::{AddAssign, SubAssign};
 

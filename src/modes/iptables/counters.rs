@@ -1,4 +1,4 @@
-//! What iptables mode counts, under kube-proxy's names.
+//! Metrics of iptables mode, under kube-proxy's names.
 
 use net::Family;
 use netlink::nfacct;

@@ -1,9 +1,9 @@
-//! Computes, from what ServicePorts need, the steps that bring it about. Pure.
+//! Computes the steps that apply ServicePorts. Pure.
 //!
-//! A [`Change`] compares ServicePorts with what was applied, and is one transaction. A
-//! [`Full`] sync compares everything with what was observed, and is made piece by
-//! piece, so that the rules of all Services are at no time in memory together. Both
-//! compare a ServicePort in the same way (`kernel::xtables::difference`).
+//! A [`Change`] compares ServicePorts with the applied ones, and is one transaction. A [`Full`]
+//! sync compares everything with the observed rules, and is made piece by piece, so that the rules
+//! of all Services are at no time in memory together. Both compare a ServicePort in the same way
+//! (`kernel::xtables::difference`).
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ use super::{
 };
 use crate::services::{ServiceMap, ServicePort, ServicePortName};
 
-/// Chains that go in one group: what is refused keeps its neighbours.
+/// Chains that are deleted in one group: a refusal keeps all of them.
 const TOGETHER: usize = 50;
 
 /// Steps of ServicePorts.
@@ -56,8 +56,8 @@ pub struct Change {
 }
 
 impl Change {
-    /// Returns what makes the ServicePorts called `names` such as `map` has them, where
-    /// `applied` is, or nearer to it within the `limits`. Each is named once.
+    /// Plans the steps that bring the ServicePorts called `names` from the `applied` state to that
+    /// of `map`, or nearer to it within the `limits`. Each is named once.
     pub fn new<'a>(
         applied: &Applied,
         map: &ServiceMap,
@@ -153,8 +153,9 @@ fn with_steps(
     }
 }
 
-/// A full sync of one family: first what does not send traffic to endpoints, for all Services; then
-/// what does, some Services at a time; then the removal of what no Service needs.
+/// A full sync of one family: first the rules that do not send traffic to endpoints, for all
+/// Services; then those that do, some Services at a time; then the removal of rules that no Service
+/// needs.
 pub struct Full {
     /// The ServicePorts of the family, sorted by name.
     ports: Vec<Arc<ServicePort>>,
@@ -187,7 +188,7 @@ pub struct Translation {
     pub comes: PortSteps,
 }
 
-/// The steps that take away what no Service needs.
+/// The steps that delete rules that no Service needs.
 pub struct Stale {
     /// The rules in chains that stay, and the jumps from the kernel's own.
     pub leads: PortSteps,
@@ -196,8 +197,8 @@ pub struct Stale {
 }
 
 impl Full {
-    /// Compares what was `observed` with what does not depend on Services. Of each ServicePort at
-    /// most `chains` chains of endpoints are added.
+    /// Compares the `observed` rules with those that do not depend on Services. Of each ServicePort
+    /// at most `chains` chains of endpoints are added.
     pub fn new(
         map: &ServiceMap,
         observed: Observed,
@@ -285,7 +286,7 @@ impl Full {
         Some(Translation { first, goes, comes })
     }
 
-    /// Returns the steps that take away what no Service needs.
+    /// Plans the steps that delete rules that no Service needs.
     pub fn stale(&mut self) -> Stale {
         let mut chains: Vec<PortSteps> = self.comparison.stale(distance, TOGETHER);
         let mut leads = Group::common(Vec::new());
@@ -316,7 +317,7 @@ impl Full {
         groups.chain(stale.chains).collect()
     }
 
-    /// Returns what is applied now, except ServicePorts that have `failed`.
+    /// The state applied now, except ServicePorts that have `failed`.
     pub fn applied(self, failed: impl Fn(&ServicePortName) -> bool) -> Applied {
         let mut applied = self.applied;
         let ports = self.ports.into_iter();

@@ -27,8 +27,7 @@ pub struct Execution<'a> {
     pub refusals: Refusals<ServicePortName>,
     /// The chains that changed, by name; `None`: nobody asks for them.
     changed: Option<BTreeSet<String>>,
-    /// Rules of what is gone could not be taken away: they still jump to chains of
-    /// ServicePorts.
+    /// Stale rules could not be removed: they still jump to chains of ServicePorts.
     pub leads_left: bool,
 }
 
@@ -45,7 +44,8 @@ impl Execution<'_> {
         }
     }
 
-    /// Has [`changed_chains`](Self::changed_chains) name the chains that steps change from now on.
+    /// Makes [`changed_chains`](Self::changed_chains) list the chains that steps change from now
+    /// on.
     pub fn record_changed_chains(&mut self) {
         self.changed = Some(BTreeSet::new());
     }
@@ -58,7 +58,7 @@ impl Execution<'_> {
     /// Runs all steps of `change` at once.
     ///
     /// # Errors
-    /// When some were refused; what of it took effect is not known.
+    /// When some were refused; it is not known which of them took effect.
     pub async fn change(&mut self, change: &Change) -> Result<(), Error> {
         self.done.examined = change.examined();
         self.progress.begin(COUNTED, self.done.examined);
@@ -70,11 +70,10 @@ impl Execution<'_> {
         Ok(())
     }
 
-    /// Runs the steps of a full sync. What is refused for one ServicePort costs
-    /// that one alone.
+    /// Runs the steps of a full sync. A refusal for one ServicePort affects only that one.
     ///
     /// # Errors
-    /// When something was refused that all need, or the program does not run.
+    /// When a step was refused that all need, or the program does not run.
     pub async fn full(&mut self, full: &mut Full) -> Result<(), Error> {
         let Closing {
             chains,
@@ -141,14 +140,14 @@ impl Execution<'_> {
         Ok(())
     }
 
-    /// Returns whether nothing was refused of what `comes` needs: what keeps clients out, and the
-    /// chains to which it jumps.
+    /// Returns whether all guards of `comes` were accepted: the rules that keep clients out, and
+    /// the chains to which they jump.
     fn is_guarded(&self, comes: &PortSteps) -> bool {
         let mut refused = self.refusals.refused.iter();
         refused.all(|one| one.owner != comes.owner)
     }
 
-    /// As [`run`](Self::run), but what has no owner may not be refused.
+    /// As [`run`](Self::run), but steps without an owner may not be refused.
     async fn required(&mut self, groups: &[PortSteps], phase: Phase) -> Result<(), Error> {
         self.run(groups, phase).await?;
         let refused = &mut self.refusals.refused;

@@ -1,4 +1,4 @@
-//! One IP family: what is known of it, and bringing it in step.
+//! One IP family: its state, and syncs.
 
 use std::{mem, time::Duration};
 
@@ -56,7 +56,7 @@ pub struct ServedFamily {
     /// With the ServicePorts of which more changes with the next sync.
     state: FamilyState<HashSet<ServicePortName>>,
     /// Whether rules that are not among the applied ones jump to chains of ServicePorts: packets
-    /// would reach through them what a change puts there.
+    /// would reach the new rules of a change through them.
     leads_left: bool,
     /// Logs why node ports are not served on loopback.
     logged: LogOnce,
@@ -115,7 +115,7 @@ impl ServedFamily {
         })
     }
 
-    /// Returns what counts how far a sync is.
+    /// The counter of a sync's progress.
     pub fn progress(&self) -> SyncProgress {
         self.progress.clone()
     }
@@ -126,8 +126,8 @@ impl ServedFamily {
         self.applied.is_none() || self.unread.is_some() || self.watch.is_unmodified()
     }
 
-    /// Lets loopback addresses serve node ports, if they are to: the setting,
-    /// after the rule that keeps neighbours from what else listens there.
+    /// Makes loopback addresses serve node ports, if that is configured: the setting, after the
+    /// rule that keeps neighbours from other listeners there.
     ///
     /// # Errors
     /// When the setting or the rule was refused.
@@ -160,7 +160,7 @@ impl ServedFamily {
         Ok(observed)
     }
 
-    /// Returns what does not depend on Services, in the tables that can be read.
+    /// The rules that do not depend on Services, in the tables that can be read.
     fn fixed(&self, options: &Options) -> RuleSet {
         let mut fixed = plan::fixed(options);
         let is_readable = |table| table != Table::Mangle || self.has_mangle;
@@ -172,8 +172,7 @@ impl ServedFamily {
     /// Brings the kernel in step with `map`. Returns the work that it took, and a report.
     ///
     /// # Errors
-    /// When something was refused that all ServicePorts need, or the kernel could
-    /// not be read.
+    /// When something was refused that all ServicePorts need, or the kernel could not be read.
     pub async fn sync(
         &mut self,
         setup: &Setup,
@@ -217,7 +216,7 @@ impl ServedFamily {
         Ok((done, report))
     }
 
-    /// Returns what the rules of a sync depend on.
+    /// The options of a sync, which its rules depend on.
     pub(super) fn options(
         &mut self,
         setup: &Setup,
@@ -281,9 +280,9 @@ impl ServedFamily {
         Ok(differences.chain(settings).collect())
     }
 
-    /// Applies what changed since the last sync. If that is refused, or does not
-    /// suffice, reads the kernel and applies the difference. If that cannot be read, what changed
-    /// is applied all the same.
+    /// Applies the changes since the last sync. If they are refused, or do not suffice, reads the
+    /// kernel and applies the difference. If that cannot be read, the changes are applied
+    /// nevertheless.
     async fn bring_in_step(
         &mut self,
         counters: &Counters,
@@ -296,8 +295,8 @@ impl ServedFamily {
         self.accounts.ensure(&mut options, changes);
         let applied = self.applied.take();
         let applied = applied.filter(|applied| applied.options == options);
-        // Only then is a difference the work of another process, and not what this sync
-        // is asked for, or what was refused before.
+        // Only then is a difference the work of another process, and not a change that this sync is
+        // asked for, or one that was refused before.
         let mut pending = changes.ports.iter();
         let is_anew = applied.is_none();
         let is_repair = !is_anew
@@ -351,7 +350,7 @@ impl ServedFamily {
             || self.state.must_observe(changes) && !(is_clean && self.watch.is_unchanged())
     }
 
-    /// Applies what changed since the last sync.
+    /// Applies the changes since the last sync.
     async fn change(
         &mut self,
         mut applied: Applied,
@@ -366,7 +365,7 @@ impl ServedFamily {
         let mut names: Vec<&ServicePortName> = names.filter(of_family).collect();
         let gone: Vec<ServicePortName>;
         if changes.full {
-            // `changes` does not name what a failed sync left behind.
+            // `changes` does not name the remains of a failed sync.
             let is_gone = |name: &&ServicePortName| map.get(name).is_none();
             gone = applied.names().filter(is_gone).cloned().collect();
             let all = map.iter().map(|port| &port.name);
@@ -386,7 +385,7 @@ impl ServedFamily {
         Ok(execution.done)
     }
 
-    /// Applies the difference to what was `observed`, which `differs` for that reason.
+    /// Applies the difference from the `observed` rules, which `differs` for that reason.
     async fn full(
         &mut self,
         map: &ServiceMap,

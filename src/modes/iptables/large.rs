@@ -23,9 +23,9 @@ use super::{
 };
 use crate::services::{Endpoint, Endpoints, ServicePort, ServicePortName};
 
-/// Returns what is between `old` and `new`, if that differs in more than `most` endpoints: with
-/// `most` of those that come. Those that go get no new connections, and all but `most` of them
-/// still have chains.
+/// Returns a step between `old` and `new`, if they differ in more than `most` endpoints: with
+/// `most` of the new endpoints. Removed endpoints get no new connections, and all but `most` of
+/// them still have chains.
 pub fn step(
     old: Option<&ServicePort>,
     new: Option<&ServicePort>,
@@ -69,8 +69,8 @@ fn changed<'a>(
     (comes.len() + goes.len() > most).then_some(Changed { comes, goes })
 }
 
-/// Returns what `port` is first if more than `most` of the chains of its endpoints are not `there`:
-/// with `most` of those endpoints. Chains that are there may serve clients already.
+/// Returns the first step to `port` if more than `most` of the chains of its endpoints are not
+/// `there`: with `most` of those endpoints. Chains that are there may serve clients already.
 pub fn first_step(port: &ServicePort, there: &Observed, most: usize) -> Option<ServicePort> {
     if port.endpoints.all.len() <= most {
         return None;

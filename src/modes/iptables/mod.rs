@@ -81,7 +81,7 @@ pub struct Iptables {
     counters: Counters,
     /// An error: why the family is not served.
     families: PerFamily<Result<ServedFamily, Error>>,
-    /// When it is checked whether another process changed what is ours.
+    /// When to check whether another process changed our rules.
     checks: Checks,
 }
 
@@ -124,8 +124,7 @@ impl Iptables {
         })
     }
 
-    /// Returns what reads how many connections endpoints of Services in the namespaces
-    /// `counted` got.
+    /// A reader of how many connections endpoints of Services in the namespaces `counted` got.
     pub fn traffic(&self, counted: Namespaces) -> Traffic {
         let served = self.families.present();
         let writers = served.map(|(_, rules)| rules.writer.clone());

@@ -1,4 +1,4 @@
-//! What the kernel holds of this mode's.
+//! The rules of this mode in the kernel.
 
 use xtables::{
     Error,

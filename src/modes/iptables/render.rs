@@ -18,7 +18,7 @@ use super::{
 use crate::{modes::render::choices::Choices, services::ServiceMap};
 
 /// Writes one input for each family's program, each after a line that names the program, and lines
-/// for what must be there before.
+/// for the objects that must exist before.
 ///
 /// # Errors
 /// Only those of `out`.
@@ -43,9 +43,9 @@ pub fn render(map: &ServiceMap, choices: &Choices<'_>, out: &mut impl Write) -> 
     Ok(())
 }
 
-/// Writes the rules for the ServicePorts of the options' family, all tables.
-/// Chains of the kernel's own are not declared: with `--noflush` the input
-/// leaves alone what is in them, and only adds its jumps.
+/// Writes the rules for the ServicePorts of the options' family, all tables. Chains of the kernel's
+/// own are not declared: with `--noflush` the input leaves alone the rules in them, and only adds
+/// its jumps.
 pub(super) fn write_rules(
     map: &ServiceMap,
     options: &Options,

@@ -1,4 +1,4 @@
-//! What iptables mode is started with, and what the rules of a sync depend on.
+//! Configuration of iptables mode, and the options of the rules of a sync.
 
 use std::sync::Arc;
 
@@ -90,8 +90,8 @@ pub fn settings(options: &Options) -> Option<Setting> {
     needed.then_some(Setting::exactly(ROUTE_LOCALNET, 1))
 }
 
-/// Leaves out what takes a kernel setting that cannot be made here. Returns why node
-/// ports are not served on loopback addresses then.
+/// Leaves out the features whose kernel setting cannot be written here. Returns why node ports are
+/// not served on loopback addresses then.
 pub fn without_unsettable(options: &mut Options) -> Option<String> {
     if !options.serves_localhost() {
         return None;

@@ -1,5 +1,5 @@
-//! What the kernel counted of endpoints: each has a chain with one rule that translates
-//! the destination of packets. Table nat sees the first packet of each connection, so
+//! Connections of endpoints that the kernel counted: each endpoint has a chain with one rule that
+//! translates the destination of packets. Table nat sees the first packet of each connection, so
 //! that rule's packets are connections; bytes are counted nowhere.
 
 use std::{
@@ -30,7 +30,7 @@ const PAUSE: u32 = 20;
 /// Connections by the name of the endpoint's chain.
 type Found = HashMap<Box<str>, u64>;
 
-/// Reads what the rules of iptables mode counted.
+/// Reads the counters in the rules of iptables mode.
 #[derive(Debug)]
 pub struct Traffic {
     writers: Vec<Writer>,
@@ -49,8 +49,8 @@ pub struct Counts {
 }
 
 impl Traffic {
-    /// Returns what reads the counts of Services in the namespaces `counted`, whose rules these
-    /// `writers` write.
+    /// A reader of the counts of Services in the namespaces `counted`, whose rules these `writers`
+    /// write.
     pub fn new(writers: Vec<Writer>, counted: Namespaces) -> Traffic {
         Traffic {
             writers,
@@ -62,12 +62,12 @@ impl Traffic {
         }
     }
 
-    /// Returns what was read last, at any time.
+    /// The counts that were read last, at any time.
     pub fn counts(&self) -> Counts {
         self.counts.clone()
     }
 
-    /// Reads the counts, unless that was done lately.
+    /// Reads the counts, unless they were read a short time ago.
     ///
     /// # Errors
     /// With the message of the program; nothing is known of its family then.
@@ -127,7 +127,7 @@ impl Counts {
 
 #[cfg(test)]
 impl Counts {
-    /// Sets what was read last for each endpoint of `port` to `connections`.
+    /// Sets the last counts for each endpoint of `port` to `connections`.
     pub fn known(&self, port: &ServicePort, connections: u64) {
         let chains = endpoint_chains(port).into_iter();
         let found = chains.map(|(_, chain)| (Box::from(chain), connections));

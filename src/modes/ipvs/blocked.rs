@@ -3,7 +3,8 @@
 //!
 //! Only closed virtual servers are blocked: those that the kernel does not have yet, and those that
 //! must keep callers out, if they have no usable endpoint, or have kept nobody out until now. Open
-//! virtual servers follow their endpoints, whatever fails: neither rules nor members concern them.
+//! virtual servers follow their endpoints, even after failures: neither rules nor members concern
+//! them.
 
 use std::{collections::BTreeSet, net::IpAddr};
 

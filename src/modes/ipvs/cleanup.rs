@@ -75,9 +75,10 @@ impl Cleanup for Installed {
 }
 
 /// Removes the virtual servers at addresses of the dummy link and those at this node's own that the
-/// sets name, except what is in `exclude`, then the link, the rules that are not `preserved`, and the
-/// sets. While virtual servers cannot be removed, all else stays: link and sets show which ones are
-/// ours, and rules and sets keep callers out of them. This kernel may have no IPVS or no ipset.
+/// sets name, except those in `exclude`, then the link, the rules that are not `preserved`, and the
+/// sets. While virtual servers cannot be removed, everything else stays: link and sets show which
+/// ones are ours, and rules and sets keep callers out of them. This kernel may have no IPVS or no
+/// ipset.
 async fn remove_except(exclude: &[IpNet], preserved: &Preserved) -> Result<(), Error> {
     let mut sets = there(IpSets::open())?;
     let mut route = Socket::open(Protocol::Route)?;
@@ -99,7 +100,7 @@ async fn remove_except(exclude: &[IpNet], preserved: &Preserved) -> Result<(), E
     outcome
 }
 
-/// Removes the rules, except what is `preserved`.
+/// Removes the rules, except those that are `preserved`.
 async fn remove_rules(preserved: &Preserved) -> Result<(), Error> {
     let mut outcome = Ok(());
     for family in Family::ALL {
@@ -109,7 +110,7 @@ async fn remove_rules(preserved: &Preserved) -> Result<(), Error> {
     outcome
 }
 
-/// Lists the chains of ipvs mode that are there, whoever installed them.
+/// Lists the chains of ipvs mode that are there, by any process.
 ///
 /// # Errors
 /// When some cannot be read.
@@ -133,9 +134,8 @@ pub fn virtual_servers(exclude: &[IpNet]) -> Result<Vec<ServerId>, Error> {
         .collect())
 }
 
-/// Lets the connections of what ipvs mode left end by themselves: its virtual servers
-/// take no new ones from now on, and stay for those that they have. Returns how many
-/// those are.
+/// Drains the remains of ipvs mode: its virtual servers take no new connections from now on, and
+/// stay for those that they have. Returns how many those are.
 ///
 /// In the `preceded` families, IPVS gets packets before the mode that runs. There, a virtual server
 /// that takes no new connections would refuse them, so that it is deleted at once, and its
@@ -174,7 +174,7 @@ fn retire(exclude: &[IpNet], preceded: &[Family]) -> Result<u32, Error> {
     Ok(connections)
 }
 
-/// Reads what distinguishes our virtual servers from others'.
+/// Reads the criteria that tell our virtual servers from others.
 fn read_own(
     route: &mut Socket,
     mut sets: Option<&mut IpSets>,

@@ -185,12 +185,12 @@ impl Clients {
         }
     }
 
-    /// Makes the sets of `family` that are missing, each with room for as many
-    /// members as `size` says; `None`: it is not needed. Returns the names of those
-    /// that were made. One that is there is taken as it is, whatever its size.
+    /// Creates the missing sets of `family`, each with room for as many members as `size` says;
+    /// `None`: it is not needed. Returns the names of the created ones. An existing set is taken as
+    /// it is, with any size.
     ///
     /// # Errors
-    /// When one cannot be made, or is there and of another kind.
+    /// When a set cannot be created, or exists with another kind.
     pub fn ensure_sets(
         &mut self,
         family: Family,
@@ -231,7 +231,7 @@ impl Clients {
         let room = match found {
             Some(found) if found.is(&sized) => found.max_members,
             _ => {
-                // Where one is there, the kernel says what is wrong with it.
+                // If one is there, the kernel says what is wrong with it.
                 self.sets.create(&sized)?;
                 sized.room()
             }
@@ -250,11 +250,10 @@ impl Clients {
         Ok(ours.map(|set| (set.name, set.members)).collect())
     }
 
-    /// Makes a set that is missing, and replaces one that cannot hold `members` members
-    /// by a larger one.
+    /// Creates a missing set, and replaces one that cannot hold `members` members by a larger one.
     ///
     /// # Errors
-    /// When the kernel refuses; the set is as it was then.
+    /// When the kernel refuses; then the set is unchanged.
     pub fn make_room(&mut self, set: Set, family: Family, members: u32) -> Result<(), Error> {
         if !self.room.contains_key(&(set, family)) {
             let there = self.sets.list()?;
@@ -285,8 +284,8 @@ impl Clients {
     /// When the socket fails.
     pub fn change_members(&mut self, steps: &[MemberStep]) -> Result<Vec<RefusedMember>, Error> {
         let mut refused = Vec::new();
-        // Steps of one set and direction may go together: no order is asked
-        // for among them, and what is asked for among sets is kept by `rank`.
+        // Steps of one set and direction may go together: their order does not matter, and the
+        // order among sets is kept by `rank`.
         let mut groups: BTreeMap<(usize, Set, Family, Action), Vec<Element>> = BTreeMap::new();
         let mut rank = 0;
         let mut last = None;

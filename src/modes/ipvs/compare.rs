@@ -18,8 +18,7 @@ use crate::{
     services::ServiceMap,
 };
 
-/// Returns what the ServicePorts of `map` need together, on the node that `applied` is
-/// for.
+/// Adds up the needs of the ServicePorts of `map`, on the node that `applied` is for.
 pub fn desired(map: &ServiceMap, applied: &Desired) -> Desired {
     let mut desired = Desired::new(applied.node().clone());
     let mut dirty = Dirty::default();
@@ -42,8 +41,8 @@ pub struct Comparison<'a> {
 }
 
 impl Comparison<'_> {
-    /// Returns what differs, except rules. `applied` are the virtual servers that the
-    /// mode put there.
+    /// Lists the differences, except those of rules. `applied` are the virtual servers that the
+    /// mode added.
     ///
     /// # Errors
     /// When something cannot be listed.

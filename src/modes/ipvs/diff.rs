@@ -1,4 +1,4 @@
-//! Computes steps in a safe order from what is desired and what is there: pure.
+//! Computes steps from the present to the desired state, in a safe order: pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,9 +21,9 @@ use super::{
     steps::{Action, MemberStep, MemberSteps, Steps},
 };
 
-/// Returns the steps that bring what is `dirty` in line with what is `needed`;
-/// `servers` are the virtual servers that the kernel has. Those at addresses that are
-/// `excluded` belong to another program and are never removed.
+/// Plans the steps that bring the `dirty` objects in line with the `needed` ones; `servers` are the
+/// virtual servers that the kernel has. Those at addresses that are `excluded` belong to another
+/// program and are never removed.
 pub fn steps(dirty: &Dirty, needed: &Needs, servers: &Servers, excluded: &[IpNet]) -> Steps {
     let (add_addresses, remove_addresses) = dirty
         .addresses
@@ -196,8 +196,8 @@ fn member_steps(dirty: &Dirty, needed: &Needs, follow: &HashSet<ServerId>) -> Me
     steps
 }
 
-/// Returns the most members that each set has while what is `dirty` changes, for sets
-/// that a member is added to.
+/// Returns the most members that each set has while the `dirty` objects change, for sets that a
+/// member is added to.
 fn room_needed(dirty: &Dirty, needed: &Needs) -> BTreeMap<(Set, Family), u32> {
     let mut room: BTreeMap<(Set, Family), u32> = BTreeMap::new();
     let (coming, going): (Vec<_>, Vec<_>) = dirty

@@ -1,12 +1,10 @@
-//! Real servers that left their Service and serve their connections to the
-//! end.
+//! Real servers that left their Service and serve their connections to the end.
 //!
-//! As in kube-proxy (`pkg/proxy/ipvs/graceful_termination.go`), a TCP real server
-//! is deleted when it has no connections left, however long that takes; a limit
-//! is what a flag or an annotation sets. The kernel does not notify of the end of
-//! a connection, so connections are counted, with a growing pause. Nothing is
-//! stored: after a restart the real servers of weight 0 that no ServicePort needs
-//! are drained on.
+//! As in kube-proxy (`pkg/proxy/ipvs/graceful_termination.go`), a TCP real server is deleted when
+//! it has no connections left, however long that takes; only a flag or an annotation sets a limit.
+//! The kernel does not notify of the end of a connection, so connections are counted, with a
+//! growing pause. Nothing is stored: after a restart, draining continues for the real servers of
+//! weight 0 that no ServicePort needs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,8 +30,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 pub enum DrainAction {
     /// It gets no new connections, and those that it has are counted again.
     Drain(Drained),
-    /// It is deleted; what connections it has are ended by
-    /// `expire_nodest_conn`.
+    /// It is deleted; `expire_nodest_conn` ends its connections.
     Delete,
 }
 
@@ -125,7 +122,7 @@ impl Drains {
         draining.reschedule(frontend, &mut self.due, now);
     }
 
-    /// Records that what was due at `now` was dealt with as far as possible: connections that could
+    /// Records that the counts due at `now` were taken as far as possible: connections that could
     /// not be counted are counted after a growing pause.
     pub fn postpone(&mut self, now: Instant) {
         let late: Vec<ServerId> = self.due(now).collect();
@@ -185,7 +182,7 @@ impl Drains {
 }
 
 impl Draining {
-    /// Has connections counted when the pause is over, or a limit is reached that is still ahead.
+    /// Schedules the next count: when the pause is over, or a future limit is reached.
     fn reschedule(
         &mut self,
         frontend: &ServerId,
@@ -222,7 +219,7 @@ mod tests {
         }
     }
 
-    /// Has a real server, the only one of its virtual server, drained or deleted.
+    /// Decides about a real server, the only one of its virtual server, and records the decision.
     fn decide(
         drains: &mut Drains,
         frontend: &ServerId,

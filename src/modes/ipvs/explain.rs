@@ -42,7 +42,7 @@ impl Explain for Ipvs {
 
     fn selection(&self, port: &ServicePort) -> Selection {
         let plan = self.desired.plan(port);
-        // All of its virtual servers have the same, and none that the kernel lacks.
+        // All of its virtual servers have the same, which the kernel has.
         let server = plan.servers.first();
         server.map_or(Selection::Equal, |server| {
             Selection::of_scheduler(&server.scheduler)

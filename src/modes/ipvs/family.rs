@@ -1,4 +1,4 @@
-//! One IP family: what is known of it between syncs, and its part of a sync.
+//! One IP family: its state between syncs, and its part of a sync.
 
 use std::{collections::BTreeSet, mem, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -39,7 +39,7 @@ pub struct ServedFamily {
     pub state: FamilyState<Dirty>,
     /// Virtual servers in the kernel.
     servers: Servers,
-    /// The one that is looked up, to notice that another process removed all.
+    /// The virtual server that is looked up, to notice that another process removed all.
     asked_for: Option<ServerId>,
     drains: Drains,
     rules: FamilyRules,
@@ -111,7 +111,7 @@ impl ServedFamily {
         &self.rules
     }
 
-    /// Returns what counts how far a sync is.
+    /// The counter of a sync's progress.
     pub fn progress(&self) -> SyncProgress {
         self.progress.clone()
     }
@@ -140,8 +140,8 @@ impl ServedFamily {
         self.rules.is_unmodified()
     }
 
-    /// Updates what is desired by the ServicePorts `names` of `map`. Returns what a
-    /// sync has to do; until that is done, all of it is pending.
+    /// Updates the desired state for the ServicePorts `names` of `map`. Returns the work of a sync;
+    /// until it is done, all of it is pending.
     pub fn update(
         &mut self,
         desired: &mut Desired,
@@ -180,8 +180,8 @@ impl ServedFamily {
         })
     }
 
-    /// Compares what the kernel holds with what is desired, after `made_sets` were
-    /// missing. Members are compared one set at a time: not all are in memory at once.
+    /// Compares the kernel with the desired state, after `made_sets` were missing. Members are
+    /// compared one set at a time: not all are in memory at once.
     ///
     /// # Errors
     /// When a set cannot be read.
@@ -236,8 +236,8 @@ impl ServedFamily {
         Ok(differences)
     }
 
-    /// Makes the kernel as desired where `work`, or the observation of a full sync,
-    /// says that it is not; `map` and `changes` are what the sync was asked for.
+    /// Applies the desired state where `work`, or the observation of a full sync, requires it;
+    /// `map` and `changes` are those that the sync was asked for.
     ///
     /// # Errors
     /// Those of the observation, and of running the steps.
@@ -265,8 +265,8 @@ impl ServedFamily {
             Ok(repaired) => repaired,
             Err(error) => {
                 if is_observed {
-                    // Changes that were not answered may have been made: virtual servers that are
-                    // not on record would stay, without what masquerades and guards them.
+                    // Unanswered changes may have been made: virtual servers that are not on record
+                    // would stay, without the members that masquerade and guard them.
                     self.state.invalidate();
                 } else {
                     self.state.suspect();
@@ -306,8 +306,8 @@ impl ServedFamily {
         Ok(report)
     }
 
-    /// Applies what was observed to differ. `changed` is what is known to have changed;
-    /// another program changed the rest, unless nothing was observed before.
+    /// Applies the observed differences. `changed` are the known changes; another program changed
+    /// the rest, unless nothing was observed before.
     async fn repair(
         &mut self,
         mut changed: Dirty,
@@ -376,7 +376,7 @@ impl ServedFamily {
     }
 }
 
-/// Names what is drained.
+/// Describes a drained real server.
 fn drain((frontend, real): (&ServerId, SocketAddr)) -> Drain {
     Drain {
         address: frontend.to_string(),

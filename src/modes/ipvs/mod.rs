@@ -71,20 +71,20 @@ pub const UNWRITTEN: [UnwrittenCounter; 1] = [(
     "Rules that could not be written.",
 )];
 
-/// How often it is checked whether another process changed what is ours.
+/// How often to check whether another process changed our objects.
 const CHECK: Duration = Duration::from_secs(1);
 /// For this many times as long as a sync took that read everything, rules are not
 /// checked again: of legacy tables only the sizes are known, which others may change
 /// all the time.
 const PAUSE: u32 = 3;
 
-/// Why ipvs mode as a whole could not do what it should.
+/// Why ipvs mode as a whole failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// IPVS, ipset, links or addresses failed.
     #[error(transparent)]
     Netlink(#[from] netlink::Error),
-    /// The rules around the virtual servers failed. What needs them is not opened.
+    /// The rules around the virtual servers failed. Virtual servers that need them are not opened.
     #[error("{family} rules: {source}")]
     Rules {
         /// The family whose rules they are.
@@ -113,7 +113,7 @@ pub struct Ipvs {
     refused_timeouts: Vec<String>,
     /// How often another program took the dummy link away.
     repairs: Repairs,
-    /// When it is checked whether another process changed what is ours.
+    /// When to check whether another process changed our objects.
     checks: Checks,
     /// Rules are not checked before this time.
     next_check_of_rules: Instant,
@@ -181,8 +181,8 @@ impl Ipvs {
         })
     }
 
-    /// Writes the settings of the kernel that ipvs mode needs. Logs what the kernel refused of them
-    /// and of the timeouts.
+    /// Writes the settings of the kernel that ipvs mode needs. Logs the settings and timeouts that
+    /// the kernel refused.
     fn write_settings(&mut self) {
         let mut refused = settings::apply(&self.options);
         refused.extend(self.refused_timeouts.iter().cloned());
@@ -234,8 +234,8 @@ impl Ipvs {
         })
     }
 
-    /// Finds out what the plans of both families depend on, and updates what is
-    /// desired by those that are `asked` for. Returns their work.
+    /// Detects the properties that the plans of both families depend on, and updates the desired
+    /// state of those that are `asked` for. Returns their work.
     fn update_desired(
         &mut self,
         map: &ServiceMap,
@@ -277,11 +277,11 @@ impl Ipvs {
         }))
     }
 
-    /// Makes the sets of the `due` families that are missing, and observes what the kernel
-    /// holds of the families whose sets are there.
+    /// Creates the missing sets of the `due` families, and observes the kernel's state of the
+    /// families whose sets are there.
     ///
     /// # Errors
-    /// When what both need cannot be listed.
+    /// When objects of both families cannot be listed.
     fn ensure_and_observe(&mut self, due: PerFamily<bool>) -> Result<Observations, netlink::Error> {
         let made_sets = due.map(|family, due| {
             let of_family = self.families.get(family);

@@ -1,6 +1,6 @@
-//! What the kernel holds of virtual servers, real servers, and addresses of the dummy
-//! link. It is read only. Members of sets are compared one set at a time, so that
-//! not all are in memory at once: see `family`.
+//! The kernel's virtual servers, real servers, and addresses of the dummy link. They are only read.
+//! Members of sets are compared one set at a time, so that not all are in memory at once: see
+//! `family`.
 
 use std::{
     collections::BTreeSet,
@@ -76,8 +76,8 @@ impl Listing {
         })
     }
 
-    /// Returns what concerns `family`. Of the virtual servers, only ours are kept;
-    /// `applied` are those that were put there.
+    /// Takes the part of `family`. Of the virtual servers, only ours are kept; `applied` are those
+    /// that the mode added.
     ///
     /// # Errors
     /// When a set that may name a virtual server cannot be read.
@@ -178,8 +178,8 @@ impl RealServers {
     }
 }
 
-/// Real servers as one number, whatever their order, because 25,000 of them would
-/// take megabytes.
+/// Real servers as one number, independent of their order, because 25,000 of them would take
+/// megabytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct RealsDigest {
     count: u32,
@@ -203,8 +203,8 @@ fn hash(value: &impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// Returns what plans depend on besides the ServicePorts, as far as it can be read:
-/// which schedulers the kernel lacks is found out by trying.
+/// Detects the properties that plans depend on, as far as they can be read: missing schedulers are
+/// found by trying.
 ///
 /// # Errors
 /// When addresses cannot be listed.

@@ -1,5 +1,5 @@
-//! Which virtual servers are ours, whoever made them: an earlier Tripod,
-//! kube-proxy, or another program such as keepalived.
+//! Tells our virtual servers, whether of this process, an earlier Tripod or kube-proxy, from those
+//! of other programs such as keepalived.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -79,7 +79,7 @@ impl NamedFrontends {
         Ok(named)
     }
 
-    /// Adds what `member` names; `protocol` is that of a port in a bitmap.
+    /// Adds the frontend that `member` names; `protocol` is that of a port in a bitmap.
     fn insert(&mut self, member: &Member, protocol: Protocol) {
         let any = member.family.unspecified();
         self.frontends.extend(match member.element {

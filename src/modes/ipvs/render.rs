@@ -19,7 +19,7 @@ use crate::{
     services::ServiceMap,
 };
 
-/// Writes what `map` needs, each program's input after a line that names the program.
+/// Writes the objects that `map` needs, each program's input after a line that names the program.
 ///
 /// # Errors
 /// Only those of `out`.

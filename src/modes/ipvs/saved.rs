@@ -16,12 +16,12 @@ use super::{
     render::{write_address, write_server},
 };
 
-/// Returns sets with their members, virtual servers except those in `exclude`, and the
-/// addresses of the dummy link, whoever made them; each after a line that names the program
-/// that reads such lines. What this kernel does not have is left out.
+/// Lists sets with their members, virtual servers except those in `exclude`, and the addresses of
+/// the dummy link, of any program; each after a line that names the program that reads such lines.
+/// Parts that this kernel does not have are left out.
 ///
 /// # Errors
-/// When the kernel has it and it cannot be read.
+/// When the kernel has a part and it cannot be read.
 pub fn saved(exclude: &[IpNet]) -> Result<String, Error> {
     let mut text = String::new();
     // Writing into a String does not fail.

@@ -20,8 +20,8 @@ struct Sysctl {
     without: &'static str,
 }
 
-/// Sets what is not as it should be. Returns a line for the log for each setting that
-/// the kernel refused.
+/// Corrects settings that differ. Returns a line for the log for each setting that the kernel
+/// refused.
 pub fn apply(options: &Options) -> Vec<String> {
     let mut refused = Vec::new();
     for Sysctl { setting, without } in settings(options.strict_arp, release()) {

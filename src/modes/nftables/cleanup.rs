@@ -1,4 +1,4 @@
-//! What the mode ever installed, and what kube-proxy's nftables mode leaves.
+//! The tables that this mode, or kube-proxy's nftables mode, ever installed.
 
 use net::Family;
 use netlink::Error;

@@ -11,9 +11,9 @@ use super::{
 };
 use crate::modes::{Difference, Found};
 
-/// Returns how the `contents` of the table differ from what is `desired`; `None`: there
-/// is no table. Then what it would contain is missing with it, except its chains and
-/// sets. Clients with affinity are written by rules, and any may be in the maps of clients.
+/// Lists the differences between the `contents` of the table and the `desired` ones; `None`: there
+/// is no table. Then its contents are missing, too, except its chains and sets. Clients with
+/// affinity are written by rules, and any may be in the maps of clients.
 pub fn differences(desired: &Applied, sets: &Sets, contents: Option<Contents>) -> Vec<Difference> {
     let options = &desired.options;
     let fixed = fixed(options, sets);

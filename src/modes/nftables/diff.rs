@@ -57,7 +57,7 @@ pub struct Change {
     pub preserved: Routes,
 }
 
-/// Returns what is needed from now on, or what no ServicePort needs any longer.
+/// Returns the keys that are needed from now on, or that no ServicePort needs any longer.
 fn turned<'a, K: Eq + Hash>(
     references: &References<K>,
     deltas: &'a HashMap<K, i32>,
@@ -232,9 +232,9 @@ impl Batch {
         }
     }
 
-    /// Returns a table with what `change` adds to an empty one, in place of the one
-    /// that exists, if any. `preserved` are the clients of that one which stay on their
-    /// endpoints, by their maps; `None`: there is none.
+    /// Plans a table with the additions of `change`, which replaces the one that exists, if any.
+    /// `preserved` are the clients of that one which stay on their endpoints, by their maps;
+    /// `None`: there is none.
     pub fn whole(
         change: Change,
         empty: &Applied,

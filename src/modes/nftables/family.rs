@@ -33,10 +33,10 @@ pub struct ServedFamily {
 }
 
 impl ServedFamily {
-    /// Returns `family` on a `kernel` that can serve it. Changes nothing.
+    /// Opens `family` on a `kernel` that can serve it. Changes nothing.
     ///
     /// # Errors
-    /// When no netlink socket can be had.
+    /// When no netlink socket can be opened.
     pub fn open(kernel: &Kernel, family: Family) -> Result<ServedFamily, Error> {
         Ok(ServedFamily {
             table: FamilyTable::open(family)?,
@@ -44,7 +44,7 @@ impl ServedFamily {
         })
     }
 
-    /// Returns what the table depends on besides ServicePorts.
+    /// The options of the table: its input apart from ServicePorts.
     pub fn options(&self, setup: &Setup, map: &ServiceMap, changes: &Changes) -> Options {
         let mut options = Options::new(
             &setup.configuration,
@@ -60,7 +60,7 @@ impl ServedFamily {
         options
     }
 
-    /// Deletes what is remembered of clients whose endpoints are gone, if that is due.
+    /// Deletes the entries of clients whose endpoints are gone, if that is due.
     pub fn delete_stale_clients(&mut self, metrics: &dyn Metrics) {
         if self.table.delete_stale_clients().is_err() {
             metrics.unwritten(self.table.family(), Unwritten::Remnants, 1);
@@ -142,10 +142,10 @@ pub struct FamilyTable {
 }
 
 impl FamilyTable {
-    /// Returns the table in the network namespace of the calling thread. Changes nothing.
+    /// Opens the table in the network namespace of the calling thread. Changes nothing.
     ///
     /// # Errors
-    /// When no netlink socket can be had.
+    /// When no netlink socket can be opened.
     pub fn open(family: Family) -> Result<FamilyTable, Error> {
         Ok(FamilyTable {
             family,
@@ -172,7 +172,7 @@ impl FamilyTable {
         Ok(self.rules.port()?)
     }
 
-    /// Returns what counts how far a sync is.
+    /// The counter of a sync's progress.
     pub fn progress(&self) -> SyncProgress {
         self.progress.clone()
     }
@@ -393,7 +393,7 @@ impl FamilyTable {
             let clients = (observed.exists || !is_checked).then_some(clients);
             let batch = Batch::whole(change, &applied, &self.sets, clients);
             let (rules, generation) = (&mut self.rules, observed.generation);
-            // If others change something all the time, what they change has to be known.
+            // If others change something all the time, their changes have to be known.
             let ran = execute(&batch, &self.progress, |transaction| match attempt {
                 0 => watcher.run_unwatched(rules, transaction, generation),
                 _ => rules.run(transaction, is_checked.then_some(generation)),
@@ -416,7 +416,7 @@ impl FamilyTable {
                         self.state.fail(name, why);
                     }
                 }
-                // One of the clients may be what is refused.
+                // One of the clients may be the refused element.
                 Err(NotInForce::Refused(error)) if has_clients => {
                     tracing::warn!(
                         "{}: {error}; the table is written without the clients of session affinity",
@@ -433,11 +433,11 @@ impl FamilyTable {
         outcome
     }
 
-    /// Deletes what is remembered of clients whose endpoints are gone, if that was
-    /// not done just now. What cannot be deleted is tried again.
+    /// Deletes the entries of clients whose endpoints are gone, if that was not done just now.
+    /// Failed deletions are tried again.
     ///
     /// # Errors
-    /// When the kernel refused that.
+    /// When the kernel refused a deletion.
     pub fn delete_stale_clients(&mut self) -> Result<(), Error> {
         if self.applied.is_none() {
             // The table is written again, with only those clients that stay.
@@ -461,9 +461,9 @@ impl FamilyTable {
     }
 }
 
-/// Takes those out of `names` that have a frontend in `map` which is `applied` for one of the
-/// ServicePorts that are `refused`, or for one that is taken out: they would share elements, and
-/// the next change of the one deletes those of the other.
+/// Removes those from `names` that have a frontend in `map` which is `applied` for one of the
+/// ServicePorts that are `refused`, or for a removed name: they would share elements, and the next
+/// change of the one deletes those of the other.
 fn blocked<'a>(
     names: &mut HashSet<ServicePortName>,
     refused: impl Iterator<Item = &'a ServicePortName>,

@@ -68,7 +68,7 @@ pub const UNWRITTEN: [UnwrittenCounter; 3] = [
     ),
 ];
 
-/// nftables mode needs all of these, and besides either numgen or hash.
+/// nftables mode needs all of these, and also either numgen or hash.
 pub const REQUIRED: [NftPart; 5] = [
     NftPart::Tables,
     NftPart::Ct,
@@ -115,7 +115,7 @@ pub struct Nftables {
     watcher: Watcher,
     /// Logs why notifications could not be read.
     unread: LogOnce,
-    /// When it is checked whether another process changed what is ours.
+    /// When to check whether another process changed our tables.
     checks: Checks,
 }
 
@@ -149,10 +149,10 @@ impl Nftables {
         })
     }
 
-    /// Reads what others changed; true if that concerns a table of ours.
+    /// Reads the changes of others; true if they concern a table of ours.
     ///
     /// # Errors
-    /// When the socket fails: what others changed is not known.
+    /// When the socket fails: the changes of others are not known.
     fn read_notifications(&mut self, asked: Asked<'_>) -> io::Result<bool> {
         let changes = self.watcher.changes()?;
         let mut concerned = false;
@@ -187,7 +187,7 @@ impl Nftables {
     }
 }
 
-/// Returns what `kernel` lacks for `family`; `None`: it can serve it.
+/// Names the parts that `kernel` lacks for `family`; `None`: it can serve it.
 fn lacks(kernel: &Kernel, family: Family) -> Option<String> {
     let required = REQUIRED.map(|part| Ability::Nftables(family, part));
     let mut all = iter::once(Ability::Sockets(family)).chain(required);

@@ -26,7 +26,7 @@ pub struct RefusedOnLoopback {
 }
 
 impl RefusedOnLoopback {
-    /// Has `registry` show the metric, unless the feature gate is disabled.
+    /// Registers the metric with `registry`, unless the feature gate is disabled.
     ///
     /// # Errors
     /// When `registry` has a metric of this name already.

@@ -14,10 +14,10 @@ use crate::{
     services::{ServiceMap, ServicePort},
 };
 
-/// Writes the table of each family, and what listens on loopback addresses.
+/// Writes the table of each family, and the listeners on loopback addresses.
 ///
 /// # Errors
-/// When `text` takes no more.
+/// When `text` cannot be written to.
 pub fn render(map: &ServiceMap, choices: &Choices<'_>, text: &mut impl Write) -> fmt::Result {
     for family in Family::ALL {
         let options = Options::new(

@@ -1,4 +1,4 @@
-//! What the kernel counted of ServicePorts.
+//! The kernel's counters of ServicePorts.
 
 use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
 
@@ -33,7 +33,7 @@ pub struct Read {
     pub outcome: Result<(), Error>,
 }
 
-/// Reads what the kernel counted.
+/// Reads the kernel's counters.
 pub struct Traffic {
     rules: Rules,
     sets: PerFamily<Sets>,
@@ -45,7 +45,7 @@ impl Traffic {
     /// calling thread.
     ///
     /// # Errors
-    /// When no netlink socket can be had.
+    /// When no netlink socket can be opened.
     pub fn open(counted: Namespaces) -> Result<Traffic, Error> {
         Ok(Traffic {
             rules: Rules::open()?,

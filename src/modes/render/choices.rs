@@ -1,4 +1,4 @@
-//! What decides about a plan besides the Services.
+//! Input of a plan apart from the Services.
 
 use std::net::IpAddr;
 
@@ -17,7 +17,7 @@ pub struct Choices<'a> {
     pub configuration: &'a KubeProxyConfiguration,
     /// The effective settings, which follow from the configuration.
     pub effective: &'a Effective,
-    /// The kernel, which decides what rules may use.
+    /// The kernel, which decides which features rules may use.
     pub kernel: &'a Kernel,
     /// How chains are found, `--iptables-dispatch`.
     pub dispatch: DispatchChoice,

@@ -1,4 +1,4 @@
-//! What a mode would put into the kernel, as text: `tripod render`.
+//! The objects that a mode would put into the kernel, as text: `tripod render`.
 
 pub(super) mod choices;
 
@@ -8,8 +8,8 @@ pub use self::choices::Choices;
 use super::{iptables, ipvs, nftables, userspace};
 use crate::{config::ModeName, services::ServiceMap};
 
-/// Returns what `mode` would put into the kernel, each program's input after a line that names the
-/// program.
+/// Renders the objects that `mode` would put into the kernel, each program's input after a line
+/// that names the program.
 ///
 /// # Errors
 /// When the text could not be written.

@@ -15,7 +15,7 @@ use crate::{
 /// Protocols of connections.
 const CONNECTIONS: [Protocol; 2] = [Protocol::Tcp, Protocol::Sctp];
 
-/// Connections to what begins to be served that were not answered.
+/// Unanswered connections to destinations whose service begins.
 #[derive(Debug, Default)]
 pub struct Begun {
     /// The ServicePorts to which connections are not examined yet.
@@ -70,7 +70,7 @@ impl Begun {
         }
     }
 
-    /// Returns what could not be done and is tried again, if anything.
+    /// Returns unfinished work that is tried again, if there is any.
     pub fn unfinished(&self) -> Option<&'static str> {
         let waits = self.failed == Some(false);
         waits.then_some(

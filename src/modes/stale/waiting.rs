@@ -59,8 +59,8 @@ impl Waiting {
         }
     }
 
-    /// Limits what waits to [`MOST`] frontends, with [`MOST_OF_ONE`] endpoints each. If there are
-    /// more, a comparison of all flows takes the place of the frontends that are `served`, which
+    /// Limits the waiting flows to [`MOST`] frontends, with [`MOST_OF_ONE`] endpoints each. If
+    /// there are more, a comparison of all flows replaces the frontends that are `served`, which
     /// have endpoints. Returns how many others were dropped, since they are too many by themselves.
     pub fn bound(&mut self, served: impl FnOnce() -> HashSet<Frontend>) -> usize {
         let is_large = |reply: &Reply| match reply {
@@ -103,7 +103,7 @@ impl Waiting {
     }
 }
 
-/// Returns the pattern that matches what `one` or `other` matches.
+/// Combines two patterns: the result matches any flow that `one` or `other` matches.
 fn either(one: Reply, other: Reply) -> Reply {
     match (one, other) {
         (Reply::Any, _) | (_, Reply::Any) => Reply::Any,

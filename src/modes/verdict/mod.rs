@@ -1,6 +1,6 @@
-//! Which modes can run on a kernel, and what each would miss.
+//! Which modes can run on a kernel, and which capabilities each would miss.
 //!
-//! Pure: follows from what [`Kernel`] found out and from what the operator requires.
+//! Pure: follows from the findings of [`Kernel`] and from the operator's requirements.
 
 mod needs;
 mod table;
@@ -86,7 +86,7 @@ pub fn verdicts(kernel: &Kernel, requirements: &ModeRequirements) -> Vec<Verdict
         .collect()
 }
 
-/// Returns whether `mode` can run on `kernel`, and what it would lack.
+/// Judges whether `mode` can run on `kernel`, and which capabilities it would lack.
 pub fn verdict(mode: ModeName, kernel: &Kernel, requirements: &ModeRequirements) -> Verdict {
     let mut verdict = Verdict {
         mode,
@@ -167,8 +167,8 @@ pub struct Choice {
     pub verdicts: Vec<Verdict>,
 }
 
-/// Returns the requested mode, or the next one that can run. No mode is passed over
-/// because of what is not known.
+/// Chooses the requested mode, or the next one that can run. No mode is passed over because of
+/// unknown capabilities.
 pub fn choose(requested: ModeName, kernel: &Kernel, requirements: &ModeRequirements) -> Choice {
     let mut considered = Vec::new();
     let from_requested = ModeName::ALL.into_iter();
@@ -196,14 +196,14 @@ impl Choice {
         self.verdicts.iter().find(|verdict| verdict.is_open())
     }
 
-    /// Returns what is not known of what the chosen mode would use, and could do without.
+    /// Unknown capabilities that the chosen mode would use, and could do without.
     pub fn unknown(&self) -> Vec<String> {
         let chosen = self.verdicts.iter().filter(|verdict| verdict.can_run());
         let unknown = chosen.flat_map(|verdict| &verdict.unknown);
         unknown.map(MissingCapability::in_short).collect()
     }
 
-    /// Returns what the chosen mode does without: a line for each thing.
+    /// Capabilities that the chosen mode does without: a line for each.
     pub fn lost(&self) -> impl Iterator<Item = String> {
         let chosen = self.verdicts.iter().filter(|verdict| verdict.can_run());
         chosen.flat_map(|verdict| {
@@ -217,8 +217,8 @@ impl Choice {
         })
     }
 
-    /// Returns what the modes that were passed over miss, a word for each thing: few
-    /// enough for a label of a metric.
+    /// Capabilities that the modes that were passed over miss, a word for each: few enough for a
+    /// label of a metric.
     pub fn missing_words(&self) -> Vec<String> {
         let mut words: Vec<String> = Vec::new();
         for missing in self.verdicts.iter().flat_map(|verdict| &verdict.missing) {
@@ -261,6 +261,6 @@ enum Weight {
     Required,
     /// How the mode works: without it, the mode runs differently.
     Decisive,
-    /// Only what the mode lacks.
+    /// Only which features the mode has.
     Useful,
 }

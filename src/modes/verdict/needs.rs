@@ -1,4 +1,4 @@
-//! What each mode needs, and what for.
+//! Capabilities that each mode needs, and their purposes.
 
 use net::Family;
 
@@ -12,7 +12,7 @@ use crate::{
     },
 };
 
-/// The scheduler that takes the place of missing ones.
+/// The scheduler that replaces missing ones.
 const ROUND_ROBIN: &str = "rr";
 
 fn required(ability: Ability, effect: &'static str) -> Need {
@@ -90,10 +90,10 @@ pub(super) fn needs(mode: ModeName, kernel: &Kernel, requirements: &ModeRequirem
     needs
 }
 
-/// Returns what the rules of nftables mode use.
+/// The capabilities that the rules of nftables mode use.
 fn nftables(kernel: &Kernel, family: Family) -> Vec<Need> {
     let of = |part| Ability::Nftables(family, part);
-    // Without tables nothing else was tried.
+    // Without tables no other part was tried.
     if !kernel.can(&of(NftPart::Tables)) {
         return vec![required(
             of(NftPart::Tables),
@@ -182,7 +182,7 @@ fn ipvs(needs: &mut Vec<Need>, kernel: &Kernel, requirements: &ModeRequirements)
     needs.push(useful(Ability::Conntrack, UDP_CLIENTS));
 }
 
-/// Returns what the rules around virtual servers use.
+/// The capabilities that the rules around virtual servers use.
 fn extensions(family: Family) -> Vec<Need> {
     let mut needs = Vec::new();
     for (extension, effect) in [
@@ -253,7 +253,7 @@ fn iptables(needs: &mut Vec<Need>, kernel: &Kernel, family: Family) {
     ));
 }
 
-/// Returns what the chains of iptables mode use.
+/// The capabilities that the chains of iptables mode use.
 fn rules(family: Family) -> Vec<Need> {
     let need = |extension: Extension| {
         let of = |(one, effect)| (one == extension).then_some(effect);
@@ -345,8 +345,8 @@ fn userspace(needs: &mut Vec<Need>, kernel: &Kernel, requirements: &ModeRequirem
     }));
 }
 
-/// Returns what decides how `family`, the other one, is captured, as far as that is not
-/// known. What is known to be missing there is not reported as missing.
+/// Unknown capabilities that decide how `family`, the secondary one, is captured. Those known to be
+/// missing there are not reported as missing.
 fn undecided_capture(
     kernel: &Kernel,
     requirements: &ModeRequirements,
@@ -367,7 +367,7 @@ fn undecided_capture(
     needs.map(|ability| decisive(ability, effect)).collect()
 }
 
-/// Adds what rules that redirect to listeners use besides what they cannot do without.
+/// Adds the optional capabilities of rules that redirect to listeners.
 fn redirected(needs: &mut Vec<Need>, requirements: &ModeRequirements, family: Family) {
     for (extension, effect) in [
         (

@@ -6,10 +6,11 @@ use serde_json::{Value, json};
 
 use super::{MissingCapability, Verdict};
 
-/// The heading of what may be there: it is not known to be missing, so there is nothing to install.
+/// The heading of unknown capabilities: they are not known to be missing, so there is nothing to
+/// install.
 const UNKNOWN: &str = "unknown";
 
-/// Returns what `tripod probe` prints.
+/// The output of `tripod probe`.
 pub fn table(verdicts: &[Verdict]) -> String {
     let mut text = String::new();
     let chosen = default(verdicts);
@@ -37,8 +38,8 @@ pub fn table(verdicts: &[Verdict]) -> String {
     text
 }
 
-/// Returns what the default gives: the best mode that can run, if all better ones are
-/// known not to.
+/// The mode that the default gives: the best mode that can run, if all better ones are known to be
+/// unable to.
 fn default(verdicts: &[Verdict]) -> Option<&Verdict> {
     let best = verdicts.iter().find(|verdict| verdict.missing.is_empty());
     best.filter(|verdict| verdict.can_run())
@@ -67,9 +68,9 @@ fn section(text: &mut String, heading: &str, missing: &[MissingCapability]) {
     }
 }
 
-/// Returns what `tripod probe --output=json` prints: an object with the mode that the
-/// default gives (or null), and for each mode whether it can run (null: not
-/// known), what it lacks, and of what that is not known.
+/// The output of `tripod probe --output=json`: an object with the mode that the default gives (or
+/// null), and for each mode whether it can run (null: not known), the capabilities that it lacks,
+/// and those that are unknown.
 pub fn json(verdicts: &[Verdict]) -> Value {
     let chosen = default(verdicts);
     let modes: Vec<Value> = verdicts

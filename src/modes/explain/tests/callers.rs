@@ -1,4 +1,4 @@
-//! What depends on the caller: source ranges, and what is its own.
+//! Answers that depend on the caller: source ranges, and its own addresses.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ fn ranges_let_in_some_addresses_of_the_node() {
         // From the very address that it calls it is known by its own one.
         (Iptables, &[first], "203.0.113.1", Forwarded),
         (Iptables, &[second], "203.0.113.1", Dropped),
-        // IPVS has no rules for what the node sends, where it is let in.
+        // IPVS has no rules for packets of the node, which are let in there.
         (Ipvs, &[first], "", Forwarded),
         (Ipvs, &[first], "192.0.2.2", Forwarded),
         (Ipvs, &[second], "", Depends),

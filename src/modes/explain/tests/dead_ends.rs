@@ -6,8 +6,8 @@ use hashbrown::HashSet;
 
 use super::*;
 
-/// Returns what becomes of packets to a Service with these endpoints, where others have
-/// 10.96.0.1:80 as cluster IP, and 203.0.113.1:80 as external IP.
+/// Explains packets to a Service with these endpoints, where others have 10.96.0.1:80 as cluster
+/// IP, and 203.0.113.1:80 as external IP.
 fn to_endpoints(mode: ModeName, all: &[&str], out: &[&str]) -> Explanation {
     let addresses = |all: &[&str]| -> Vec<SocketAddr> {
         let all = all.iter().map(|address| address.parse().expect("table"));

@@ -1,4 +1,4 @@
-//! What does not depend on Services.
+//! Rules that do not depend on Services.
 
 use xtables::{
     desired::{Contents, FixedChain, Jump, Place, RuleSet},
@@ -27,8 +27,8 @@ pub fn accounts(options: &Options) -> Vec<&'static str> {
     accounts
 }
 
-/// Returns what does not depend on Services: chains, those that ServicePorts share among them,
-/// and jumps in the order in which kube-proxy leaves them.
+/// Plans the rules that do not depend on Services: chains, those that ServicePorts share among
+/// them, and jumps in the order in which kube-proxy leaves them.
 pub fn fixed(options: &Options) -> RuleSet {
     let (chains, jumps) = (chains(options), jumps(options));
     RuleSet { chains, jumps }
@@ -74,8 +74,8 @@ fn chains(options: &Options) -> Vec<FixedChain> {
         .collect()
 }
 
-/// Without this, `route_localnet` would let neighbours reach what listens on
-/// this node's loopback (kubernetes issue 90259).
+/// Without this, `route_localnet` would let neighbours reach listeners on this node's loopback
+/// (kubernetes issue 90259).
 fn firewall(options: &Options) -> Vec<Rule> {
     if !options.serves_localhost() {
         return Vec::new();

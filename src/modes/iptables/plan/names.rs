@@ -9,9 +9,9 @@ pub const SERVICES: &str = "KUBE-SERVICES";
 pub const EXTERNAL_SERVICES: &str = "KUBE-EXTERNAL-SERVICES";
 /// Shared: node ports (nat), health-check node ports (filter).
 pub const NODE_PORTS: &str = "KUBE-NODEPORTS";
-/// Shared: what source ranges keep out (filter).
+/// Shared: packets that source ranges keep out (filter).
 pub const PROXY_FIREWALL: &str = "KUBE-PROXY-FIREWALL";
-/// SNAT of what was marked for it (nat).
+/// SNAT of marked packets (nat).
 pub const POSTROUTING: &str = "KUBE-POSTROUTING";
 /// Marks for SNAT (nat).
 pub const MARK_MASQ: &str = "KUBE-MARK-MASQ";

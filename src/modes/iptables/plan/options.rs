@@ -1,4 +1,4 @@
-//! What the rules of all ServicePorts depend on.
+//! Options that the rules of all ServicePorts depend on.
 
 use std::net::IpAddr;
 
@@ -111,8 +111,8 @@ fn above(threshold: usize, count: usize, now: bool) -> bool {
 }
 
 impl Options {
-    /// Returns what follows from the configuration, for few Services. `node` is this node's
-    /// object, `served` the addresses of node ports that follow from both.
+    /// Derives the options from the configuration, for few Services. `node` is this node's object,
+    /// `served` the addresses of node ports that follow from both.
     pub fn new(
         configuration: &KubeProxyConfiguration,
         configured: &Effective,
@@ -174,7 +174,7 @@ impl Options {
         loopback.chain(self.node_addresses.iter().copied().map(IpNet::from))
     }
 
-    /// Returns the rule limited to what is sent to the node's own addresses.
+    /// Limits the rule to packets to the node's own addresses.
     pub(super) fn to_node(&self, rule: Rule) -> Vec<Rule> {
         if self.features.contains(Extension::Addrtype) {
             let local = Match::LocalAddress(Negatable::Is(Side::Destination));

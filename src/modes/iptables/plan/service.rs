@@ -63,8 +63,8 @@ pub fn endpoint_chains(port: &ServicePort) -> Vec<(SocketAddr, String)> {
         .collect()
 }
 
-/// Names of the chains to which rules of shared chains jump for `port`, whether or not it needs
-/// each of them.
+/// Names of the chains to which rules of shared chains may jump for `port`; it need not use all of
+/// them.
 pub fn policy_chains(port: &ServicePort) -> PortChains {
     PortChains::new(&port.name.to_string(), word(port.name.protocol))
 }
@@ -154,8 +154,8 @@ impl Plan<'_> {
         self.backends.any && !backends.is_empty()
     }
 
-    /// Returns whether some traffic follows that policy: pods and the node itself
-    /// follow Cluster to whatever can be called from outside.
+    /// Returns whether some traffic follows that policy: pods and the node itself follow Cluster at
+    /// all addresses that can be called from outside.
     fn follows(&self, policy: TrafficPolicy) -> bool {
         self.port.internal_traffic_policy == policy
             || self.accessible()

@@ -1,4 +1,4 @@
-//! What Services ask of Tripod that iptables mode cannot do.
+//! Preferences of Services that iptables mode does not support.
 
 use xtables::features::Features;
 
@@ -11,7 +11,7 @@ use crate::{
 /// The scheduler that the rules of iptables mode amount to.
 const RANDOM: &str = "random";
 
-/// Returns what of the preferences of `port` is not done with these features.
+/// Lists the preferences of `port` that are not honoured with these features.
 pub fn unsupported(port: &ServicePort, features: Features) -> Vec<Reason> {
     let protocol = (!is_possible(port, &features)).then(|| {
         let why = "the port is not served, because this node's iptables lacks -m sctp: modprobe \

@@ -1,4 +1,4 @@
-//! What changes in which transaction of a full sync.
+//! The changes in each transaction of a full sync.
 
 use net::Family;
 use xtables::{

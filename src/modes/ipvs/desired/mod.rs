@@ -1,5 +1,4 @@
-//! The ServicePorts that the mode serves, and what they need of this node's
-//! kernel.
+//! The ServicePorts that the mode serves, and their needs in this node's kernel.
 
 mod needs;
 
@@ -12,8 +11,7 @@ pub use self::needs::{Dirty, Needs, Serving};
 use super::plan::{self, NodeContext, ServicePlan};
 use crate::services::{ServicePort, ServicePortName};
 
-/// The ServicePorts that the mode serves, and what they need of this node's
-/// kernel.
+/// The ServicePorts that the mode serves, and their needs in this node's kernel.
 #[derive(Debug, Default)]
 pub struct Desired {
     node: NodeContext,
@@ -30,13 +28,13 @@ impl Desired {
         }
     }
 
-    /// Returns what plans depend on besides the ServicePorts.
+    /// The properties of the node that plans depend on.
     pub fn node(&self) -> &NodeContext {
         &self.node
     }
 
-    /// Changes what plans depend on. Returns true if it was another one before: then
-    /// all ServicePorts are forgotten.
+    /// Changes the properties that plans depend on. Returns true if they differ from the former
+    /// ones: then all ServicePorts are forgotten.
     pub fn set_node(&mut self, node: NodeContext) -> bool {
         let differs = node != self.node;
         if differs {
@@ -45,13 +43,13 @@ impl Desired {
         differs
     }
 
-    /// Has Services avoid these schedulers too, as far as they are planned from now on.
+    /// Makes Services avoid these schedulers too, if they are planned from now on.
     pub fn add_missing_schedulers(&mut self, names: impl IntoIterator<Item = Arc<str>>) {
         self.node.missing_schedulers.extend(names);
     }
 
-    /// Replaces the ServicePort `name` by `new`, and adds what changes by that to
-    /// `dirty`. Returns its plan; an empty one where `new` is `None`.
+    /// Replaces the ServicePort `name` by `new`, and adds the resulting changes to `dirty`. Returns
+    /// its plan; an empty one if `new` is `None`.
     pub fn update(
         &mut self,
         name: &ServicePortName,
@@ -75,7 +73,7 @@ impl Desired {
         new_plan
     }
 
-    /// Returns what all ServicePorts need together.
+    /// The objects that all ServicePorts need together.
     pub fn needs(&self) -> &Needs {
         &self.needs
     }

@@ -1,5 +1,5 @@
-//! What all ServicePorts need together. Members and addresses may be needed by
-//! several; a frontend is one ServicePort's, as the service map decides.
+//! Objects that all ServicePorts need together. Members and addresses may be needed by several; a
+//! frontend belongs to one ServicePort, as the service map decides.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -49,7 +49,7 @@ pub struct Dirty {
 }
 
 impl Dirty {
-    /// Adds what `later` has.
+    /// Adds the objects in `later`.
     pub fn extend(&mut self, later: Dirty) {
         self.members.extend(later.members);
         self.addresses.extend(later.addresses);
@@ -58,8 +58,8 @@ impl Dirty {
 }
 
 impl Needs {
-    /// Replaces what `name` needs, which was `old`, by `new`, and adds what changes by
-    /// that to `dirty`.
+    /// Replaces the needs of `name`, which were `old`, by `new`, and adds the resulting changes to
+    /// `dirty`.
     pub fn replace(
         &mut self,
         name: &ServicePortName,
@@ -161,7 +161,7 @@ impl Needs {
 /// the objects that got their first user or lost their last one.
 fn replace<T: Copy + Ord + Hash>(users: &mut References<T>, old: &[T], new: &[T]) -> Vec<T> {
     let is_among = |all: &[T], one: &T| all.binary_search(one).is_ok();
-    // Additions come first: what both need must not go to zero in between.
+    // Additions come first: the count of an object that both need must not go to zero in between.
     let come = new.iter().filter(|one| !is_among(old, one));
     let mut changed: Vec<T> = come.copied().filter(|one| users.add(*one)).collect();
     let gone = old.iter().filter(|one| !is_among(new, one));

@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{modes::ipvs::plan::ServicePlan, services::service_ports::port_name};
 
-/// The kernel's side: what it refuses is a failure of the test.
+/// The kernel's side: a refusal fails the test.
 #[derive(Default)]
 struct Kernel {
     servers: HashMap<ServerId, (VirtualServer, BTreeMap<SocketAddr, ListedReal>)>,
@@ -233,7 +233,7 @@ fn sets_change_when_no_client_gets_through_for_it() {
     }
 }
 
-/// Returns what all ServicePorts need after one changed from one plan to another, and what changed.
+/// The needs of all ServicePorts after one changed from one plan to another, and the changes.
 fn replaced(old: &ServicePlan, new: &ServicePlan) -> (Needs, Dirty) {
     let (mut needs, mut dirty) = (Needs::default(), Dirty::default());
     let (name, nothing) = (port_name("web"), ServicePlan::default());
@@ -255,8 +255,8 @@ fn by_time(steps: MemberSteps) -> [Vec<(Set, Action)>; 4] {
     })
 }
 
-/// Returns the steps from one plan to another: those before, those when what is open sends to its
-/// new endpoints, those when all is open, and those after.
+/// The steps from one plan to another: those before, those when open servers send to their new
+/// endpoints, those when all is open, and those after.
 fn steps_between(old: &ServicePlan, new: &ServicePlan) -> [Vec<(Set, Action)>; 4] {
     let (needs, dirty) = replaced(old, new);
     let is_open = |frontend: &&ServerId| old.serves(frontend) && new.serves(frontend);

@@ -1,11 +1,10 @@
 //! Runs the steps of one family in an order that never lets in callers that must be kept out, and
 //! reports every part of a ServicePort that could not be applied.
-//!
 //! Members of sets that close and masquerade are added first; then virtual servers that are open
 //! follow their endpoints; then rules are written, and then new virtual servers and addresses are
-//! added. Removal is in the reverse order. Nothing is flushed: objects that are there already and
-//! right stay untouched, whoever added them. A guard that is not applied blocks only the frontends
-//! that it guards, and only while they are closed: see `blocked`.
+//! added. Removal is in the reverse order. Nothing is flushed: correct objects stay untouched, even
+//! those of other programs. A guard that is not applied blocks only the frontends that it guards,
+//! and only while they are closed: see `blocked`.
 
 mod servers;
 
@@ -77,7 +76,7 @@ pub struct Execution<'a> {
     pub full: Option<&'a Full>,
     /// Records the parts of each ServicePort that are not applied, and pending work.
     pub state: &'a mut FamilyState<Dirty>,
-    /// Records what is repaired.
+    /// Records repairs.
     pub repairs: &'a mut Repairs,
     /// When the sync of this family began.
     pub now: Instant,
@@ -103,7 +102,7 @@ pub enum Repaired {
 pub struct Results {
     /// Frontends that are not opened.
     blocked: Blocked,
-    /// Sets that cannot hold what they should, each with the reason.
+    /// Sets that cannot hold their members, each with the reason.
     too_small: BTreeMap<Set, String>,
     /// Changes that must be applied again.
     again: Dirty,
@@ -113,18 +112,18 @@ pub struct Results {
     still_guarded: BTreeSet<ServerId>,
     /// An answer of the kernel shows that it holds something else than was known.
     found_unexpected: bool,
-    /// Whether clients may have been led past virtual servers.
+    /// Whether clients may have bypassed virtual servers.
     has_repaired: Repaired,
     /// Virtual servers that another program had changed.
     repaired: Vec<String>,
 }
 
 impl Execution<'_> {
-    /// Makes the kernel as desired where it is `dirty`. What was refused stays pending.
+    /// Applies the desired state where the kernel is `dirty`. Refused changes stay pending.
     ///
     /// # Errors
-    /// When a socket fails, or traffic could not be taken over from iptables mode; then
-    /// all that was pending still is.
+    /// When a socket fails, or traffic could not be taken over from iptables mode; then all pending
+    /// changes stay pending.
     pub async fn run(mut self, dirty: &Dirty) -> Result<Repaired, Error> {
         self.state.clear_failures();
         self.run_steps(dirty).await?;
@@ -178,11 +177,12 @@ impl Execution<'_> {
         taken_over
     }
 
-    /// Returns `steps` without those that virtual servers still need: what guards and masquerades
-    /// the callers of one that could not be closed stays until it is closed, and callers that
-    /// source ranges let in are let in as long as the ranges could not be removed. For a virtual
-    /// server that lacks a member, because the policy of its Service changed, the members by which
-    /// it was served before stay: if it were in none of the sets, its callers would be refused.
+    /// Returns `steps` without the removal of members that virtual servers still need: members that
+    /// guard and masquerade the callers of a server that could not be closed stay until it is
+    /// closed, and callers that source ranges let in are let in as long as the ranges could not be
+    /// removed. For a virtual server that lacks a member, because the policy of its Service
+    /// changed, the members by which it was served before stay: if it were in none of the sets, its
+    /// callers would be refused.
     fn members_to_change(&mut self, close: &[ServerId], steps: &[MemberStep]) -> Vec<MemberStep> {
         let left = close.iter().filter(|one| self.servers.contains_key(*one));
         let left: Vec<ServerId> = left.copied().collect();
@@ -223,8 +223,7 @@ impl Execution<'_> {
         rest
     }
 
-    /// Makes room in the sets for what is added to them. If one cannot be enlarged,
-    /// members are refused.
+    /// Makes room in the sets for new members. If a set cannot be enlarged, members are refused.
     fn make_room(&mut self, room: &BTreeMap<(Set, Family), u32>) -> Result<(), netlink::Error> {
         for (&(set, family), members) in room {
             match self.clients.make_room(set, family, *members) {
@@ -316,7 +315,7 @@ impl Execution<'_> {
         }
     }
 
-    /// Keeps what `member` guards or serves from being opened.
+    /// Keeps the frontends that `member` guards or serves closed.
     fn block(&mut self, member: &Member) {
         match (member.set, member.element) {
             // Without it, an endpoint here that calls itself gets no answer, and

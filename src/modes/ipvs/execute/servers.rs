@@ -174,7 +174,7 @@ impl Execution<'_> {
         }
         if self.full.is_some() {
             let mut ports: Vec<_> = self.desired.ports(self.family).cloned().collect();
-            // In the same order each time, whatever order the map has.
+            // In the same order each time, independent of the map's.
             ports.sort_unstable_by(|one, other| one.name.cmp(&other.name));
             return ports;
         }

@@ -52,7 +52,7 @@ impl ServicePlan {
     }
 }
 
-/// Returns what `port` needs on this node.
+/// Plans the objects that `port` needs on this node.
 pub fn plan(port: &ServicePort, node: &NodeContext) -> ServicePlan {
     let mut plan = Builder::new(port, node).plan;
     plan.members.sort_unstable();

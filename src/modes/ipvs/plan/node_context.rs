@@ -1,4 +1,4 @@
-//! What plans depend on besides the ServicePorts: this node and its kernel.
+//! Input of plans apart from the ServicePorts: this node and its kernel.
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
@@ -20,7 +20,7 @@ pub struct NodeContext {
     pub addresses: BTreeSet<IpAddr>,
     /// Those of them that serve node ports.
     pub node_ports: BTreeSet<IpAddr>,
-    /// The one that stands for the node, in each family.
+    /// The node's main address in each family.
     pub node_ip: PerFamily<Option<IpAddr>>,
     /// How traffic of this node's pods is distinguished from other traffic.
     pub detect_local: PerFamily<DetectLocal>,
@@ -31,9 +31,9 @@ pub struct NodeContext {
 }
 
 impl NodeContext {
-    /// Returns what follows from the configuration, this node's object, where node
-    /// ports are served, and the addresses of the node's links other than
-    /// [`LINK`](super::LINK). No scheduler counts as missing.
+    /// Derives the context from the configuration, this node's object, the addresses that serve
+    /// node ports, and the addresses of the node's links other than [`LINK`](super::LINK). No
+    /// scheduler counts as missing.
     pub fn new(
         options: &Options,
         node: Option<&Node>,

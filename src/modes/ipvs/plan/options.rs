@@ -45,7 +45,7 @@ pub fn is_excluded(exclude: &[IpNet], address: IpAddr) -> bool {
 }
 
 impl Options {
-    /// Returns what the configuration says; it has no drain timeout.
+    /// Reads the configuration, which has no drain timeout.
     pub fn new(configuration: &KubeProxyConfiguration, effective: &Effective) -> Options {
         let ipvs = &configuration.ipvs;
         let scheduler = match ipvs.scheduler.as_str() {

@@ -1,5 +1,5 @@
-//! The rules around the virtual servers. Their number does not depend on how many
-//! Services there are: what depends on it is in the sets.
+//! The rules around the virtual servers. Their number does not depend on the number of Services:
+//! everything that grows with Services is in the sets.
 
 use enumset::EnumSet;
 use net::{Family, Protocol};
@@ -108,7 +108,7 @@ impl Builder<'_> {
     /// Matches packets to (and, where the set has a second address, from)
     /// members of `set`.
     fn in_set(&self, rule: Rule, set: Set) -> Rule {
-        // A second address is that of the other end.
+        // A second address is the other end's.
         let all = [Side::Destination, Side::Destination, Side::Source];
         let sides = all.into_iter().take(set.kind().dimensions()).collect();
         self.match_set(rule, set, sides)
@@ -127,10 +127,10 @@ impl Builder<'_> {
         self.non_empty.contains(set).then(rule)
     }
 
-    /// Returns rules for what this node itself must not call, before IPVS changes the
-    /// destination (its hook in LOCAL_OUT comes after mangle's). The node calls an
-    /// address of the dummy link from that very address: then it is the node that the
-    /// source ranges leave out, even if the address is in them.
+    /// Plans rules for virtual servers that this node itself must not call, before IPVS changes the
+    /// destination (its hook in LOCAL_OUT comes after mangle's). The node calls an address of the
+    /// dummy link from that very address: then the source ranges leave out the node, even if the
+    /// address is in them.
     fn not_from_node(&self) -> Vec<Rule> {
         let set = Set::NotFromNode;
         let called = || self.in_set(self.commented(set.comment()), set);
@@ -146,8 +146,8 @@ impl Builder<'_> {
         .collect()
     }
 
-    /// Keeps what listens on the node from being reached through addresses of
-    /// Services (kubernetes issue 72236).
+    /// Keeps clients from reaching other listeners of the node through addresses of Services
+    /// (kubernetes issue 72236).
     fn filter(&self) -> Vec<Rule> {
         let served = [
             Set::LoadBalancer,

@@ -50,8 +50,8 @@ pub enum Set {
     ServiceIps,
     /// Ours: frontends whose every connection is masqueraded (fullnat).
     FullNat,
-    /// Ours: frontends whose connections keep their source whatever it is,
-    /// because endpoints answer by themselves (dr, tunnel).
+    /// Ours: frontends whose connections always keep their source, because endpoints answer by
+    /// themselves (dr, tunnel).
     Direct,
     /// Ours: load-balancer IPs whose source ranges leave this node out.
     NotFromNode,
@@ -98,8 +98,7 @@ impl Set {
         !matches!(self, Set::FullNat | Set::Direct | Set::NotFromNode)
     }
 
-    /// Returns its name in `family`; kube-proxy's longer ones are cut to what the
-    /// kernel takes.
+    /// The set's name in `family`; kube-proxy's longer ones are cut to the kernel's limit.
     pub fn name(self, family: Family) -> &'static str {
         let (v4, v6) = match self {
             Set::LoopBack => ("KUBE-LOOP-BACK", "KUBE-6-LOOP-BACK"),
@@ -148,7 +147,7 @@ impl Set {
         families.any(|family| Set::ALL.iter().any(|set| set.name(family) == name))
     }
 
-    /// Returns what its members are made of.
+    /// The kind of its members.
     pub fn kind(self) -> Kind {
         match self {
             Set::LoopBack | Set::SourceIp => Kind::IpPortIp,

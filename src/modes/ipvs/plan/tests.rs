@@ -1,4 +1,4 @@
-//! What single ServicePorts need, besides the cases in the recordings.
+//! Plans of single ServicePorts, in addition to the cases in the recordings.
 
 use std::{sync::Arc, time::Duration};
 

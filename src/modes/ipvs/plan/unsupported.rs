@@ -1,4 +1,4 @@
-//! What Services ask of Tripod that ipvs mode cannot do.
+//! Preferences of Services that ipvs mode does not support.
 
 use super::{Builder, NodeContext, ROUND_ROBIN, servers::scheduler};
 use crate::{
@@ -6,7 +6,7 @@ use crate::{
     services::{Forwarding, Preferences, ServicePort},
 };
 
-/// Returns what of the preferences of `port` is not done on this `node`.
+/// Lists the preferences of `port` that are not honoured on this `node`.
 pub fn unsupported(port: &ServicePort, node: &NodeContext) -> Vec<Reason> {
     let asked = port.preferences();
     let header = asked.proxy_protocol.map(|_| {

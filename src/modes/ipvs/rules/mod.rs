@@ -126,7 +126,7 @@ impl FamilyRules {
         std::mem::take(&mut self.in_force.failures)
     }
 
-    /// Returns, once, what other programs had changed and was repaired.
+    /// Returns, once, the repaired changes of other programs.
     pub fn take_repaired(&mut self) -> Vec<String> {
         std::mem::take(&mut self.repaired)
     }

@@ -1,4 +1,4 @@
-//! What rules have in common however a program words them: how many each chain has, and
+//! Properties of rules that do not depend on a program's wording: how many each chain has, and
 //! their targets.
 
 use std::collections::{BTreeMap, HashMap};
@@ -13,7 +13,7 @@ use xtables::{
 /// How many rules have each target, and how many have none.
 type Targets = BTreeMap<Option<String>, usize>;
 
-/// The chains of a [`RuleSet`], and what tables hold of them.
+/// The chains of a [`RuleSet`], and the rules found in them.
 #[derive(Debug)]
 pub struct Outline {
     desired: HashMap<Table, HashMap<String, Targets>>,
@@ -44,7 +44,7 @@ impl Outline {
         }
     }
 
-    /// Records what `line` says of `table`.
+    /// Records `line` of `table`.
     pub fn line(&mut self, table: Table, line: &str) {
         let (chain, words) = match Line::parse(line) {
             Some(Line::Chain(name)) => (name, None),

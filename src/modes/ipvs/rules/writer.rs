@@ -31,7 +31,7 @@ use crate::{
 pub const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// How long a sync waits for an answer otherwise.
 pub const SHORT_WAIT: Duration = Duration::from_secs(1);
-/// The first pause before what failed is tried again; each further one is twice as long.
+/// The first pause before a retry; each further one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// How soon another sync sees whether an answer has come.
@@ -92,8 +92,8 @@ pub enum Outcome {
     },
 }
 
-/// Makes a thread that does nothing else write the rules of one family. One request is
-/// under way at a time.
+/// Hands the rules of one family to a thread that only writes them. One request is under way at a
+/// time.
 #[derive(Debug)]
 pub struct RuleWriter {
     family: Family,
@@ -180,8 +180,8 @@ impl RuleWriter {
         asks
     }
 
-    /// Returns how the rules in the kernel differ from those for the case that the
-    /// `non_empty` sets have members, when what was asked for before is done.
+    /// Compares the rules in the kernel with those for the case that the `non_empty` sets have
+    /// members, after the requests before it.
     ///
     /// # Errors
     /// When the program failed, or takes longer than it should.
@@ -200,7 +200,7 @@ impl RuleWriter {
         }
     }
 
-    /// Returns true if what failed is not to be tried again yet.
+    /// Returns true if it is too early for a retry.
     fn is_backing_off(&self) -> bool {
         let due = self.backoff.due();
         due.is_some_and(|due| Instant::now() < due)
@@ -216,7 +216,7 @@ impl RuleWriter {
         });
     }
 
-    /// Returns what came of the request under way, if that is known by now.
+    /// Returns the outcome of the request under way, if it is known.
     pub fn poll(&mut self) -> Option<Outcome> {
         self.under_way.as_ref()?;
         match self.answers.try_recv() {
@@ -226,8 +226,8 @@ impl RuleWriter {
         }
     }
 
-    /// Waits until `longest` after the request under way began, but not at all if
-    /// the one before it failed. Returns what came of it; `None`: nothing yet.
+    /// Waits until `longest` after the request under way began, but not at all if the one before it
+    /// failed. Returns its outcome; `None`: none yet.
     pub async fn wait(&mut self, longest: Duration) -> Option<Outcome> {
         let since = self.under_way.as_ref()?.since;
         let longest = if self.backoff.due().is_some() {
@@ -241,7 +241,7 @@ impl RuleWriter {
         self.take(answer.unwrap_or_else(ended))
     }
 
-    /// Returns what came of the request under way; `None`: there is none.
+    /// Returns the outcome of the request under way; `None`: there is none.
     fn take(&mut self, answer: Answer) -> Option<Outcome> {
         let done = self.under_way.take()?;
         self.takes_over_later = answer.takes_over_later;
@@ -328,7 +328,7 @@ fn run_in_thread(
     Ok(())
 }
 
-/// Does what is asked for, one request after the other, until nobody can ask any more.
+/// Serves requests, one after the other, until the last sender is dropped.
 async fn work(
     mut tables: Tables,
     mut asked: UnboundedReceiver<Request>,

@@ -1,10 +1,10 @@
 //! Session affinity: maps of clients, which rules write after the destination of a new
 //! connection was translated, and which are looked up before an endpoint is drawn.
 //!
-//! Each ServicePort has maps of its own, so that none can use up the room of another. Clients
-//! that may be sent to all endpoints are in one map and clients that may be sent to endpoints
-//! of this node alone in another: all clients of a map may be sent to the same endpoints,
-//! whichever of the ServicePort's addresses they call.
+//! Each ServicePort has maps of its own, so that none can use up the room of another. Clients that
+//! may be sent to all endpoints are in one map and clients that may be sent to endpoints of this
+//! node alone in another: all clients of a map may be sent to the same endpoints, at any of the
+//! ServicePort's addresses.
 
 use std::{sync::Arc, time::Duration};
 
@@ -134,9 +134,9 @@ pub(super) fn hooks(family: Family, sets: &Sets) -> Vec<(Chain, Vec<Rule>)> {
     rules.extend(chain_of(node_port, SetId::AffinityNodePorts));
     let [remember, prerouting, output] = SHARED;
     let hook = |name, hook| {
-        // A packet that is repeated for want of an answer is new, too, and goes where the first one
-        // went, which may have left the Service since. The entry of the first one is confirmed by
-        // then (`nf_conntrack_confirm`).
+        // A packet that is repeated for lack of an answer is new, too, and follows the first one,
+        // whose endpoint may have left the Service since. The entry of the first one is confirmed
+        // by then (`nf_conntrack_confirm`).
         let status = Field::Masked(
             Box::new(Field::Ct(Ct::Status, None)),
             STATUS_DNAT | STATUS_CONFIRMED,

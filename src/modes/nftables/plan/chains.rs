@@ -51,7 +51,7 @@ pub struct Pick {
     /// Where the endpoints on which clients stay are looked up before one is drawn; `None`: clients
     /// do not stay.
     pub affinity: Option<ClientMap>,
-    /// By what a slot is chosen.
+    /// The way to choose a slot.
     pub scheduler: Scheduler,
 }
 
@@ -75,7 +75,7 @@ pub enum Masquerade {
     All,
 }
 
-/// By what a slot is chosen.
+/// The way to choose a slot.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scheduler {
     /// A random one for each connection.
@@ -210,8 +210,8 @@ impl Pick {
         };
         let among = |&(part, times): &(u32, usize)| repeat_n(self.slots / part, times);
         let draws = times.iter().flat_map(among).filter(|slots| *slots > 1);
-        // The number of slots and what is in them change at once, but not for a
-        // packet that is between two rules: the first slot is there as long as any.
+        // The number of slots and their contents change at once, but not for a packet that is
+        // between two rules: the first slot is there as long as any.
         draws.chain([1]).collect()
     }
 

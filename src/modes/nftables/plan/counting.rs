@@ -2,9 +2,9 @@
 //! whose elements count, and chains that look each packet of a translated connection up
 //! in them.
 //!
-//! A key is what the client called and the endpoint that it was sent to, as
-//! connection tracking has them: the destination as it was, and the source of the
-//! answers. So packets of both directions have the same.
+//! A key is the destination that the client called and the endpoint that it was sent to, as
+//! connection tracking has them: the original destination, and the source of the answers. So
+//! packets of both directions have the same key.
 
 use std::net::SocketAddr;
 
@@ -128,7 +128,7 @@ pub(super) fn chains(options: &Options, sets: &Sets) -> Vec<(Chain, Vec<Rule>)> 
     chains
 }
 
-/// Returns what a packet of a translated connection is looked up by.
+/// The key by which a packet of a translated connection is looked up.
 fn key_of_packet(family: Family) -> Vec<Field> {
     let answers = Some(Direction::Reply);
     let mut key = called(family);

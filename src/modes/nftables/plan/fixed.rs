@@ -1,4 +1,4 @@
-//! What does not depend on ServicePorts: chains with their rules.
+//! Chains and rules that do not depend on ServicePorts.
 
 use ipnet::IpNet;
 use net::{Family, Protocol};
@@ -26,7 +26,7 @@ const SERVICES: &str = "services";
 const REFUSE: &str = "refuse";
 const REFUSE_NODE_PORTS: &str = "refuse-node-ports";
 /// The chain with one rule for each protocol of [`Options::refused_on_loopback`], in its order,
-/// which counts what it refuses.
+/// which counts the refused packets.
 pub const REFUSE_ON_LOOPBACK: &str = "refuse-on-loopback";
 const FROM_CLUSTER: &str = "from-cluster";
 const NODE_PORTS_FROM_CLUSTER: &str = "node-ports-from-cluster";
@@ -46,7 +46,7 @@ pub struct Fixed {
     pub elements: Vec<(SetId, Element)>,
 }
 
-/// Returns what does not depend on ServicePorts.
+/// Plans the chains that do not depend on ServicePorts.
 pub fn fixed(options: &Options, sets: &Sets) -> Fixed {
     let plan = Plan {
         options,
@@ -180,8 +180,8 @@ impl Plan<'_> {
         ]
     }
 
-    /// Matches what is sent to the node's addresses that serve node ports; never
-    /// loopback, which the kernel does not translate.
+    /// Matches packets to the node's addresses that serve node ports; never loopback, which the
+    /// kernel does not translate.
     fn to_node(&self) -> Vec<Statement> {
         let destination = Field::DestinationAddress(self.family);
         let loopback = self.family.loopback();
@@ -257,9 +257,9 @@ impl Plan<'_> {
         Statement::Match(Field::DestinationAddress(self.family), within)
     }
 
-    /// Without these rules a program that listens there would get what is meant for the Service. An
-    /// ICMP error would reach a TCP client only on its second attempt: at the first its socket is
-    /// locked (`tcp_v4_err`).
+    /// Without these rules a program that listens there would get packets for the Service. An ICMP
+    /// error would reach a TCP client only on its second attempt: at the first its socket is locked
+    /// (`tcp_v4_err`).
     fn refuse_on_loopback(&self) -> Vec<Rule> {
         let rule = |protocol: &Protocol| {
             let counts = self.options.features.contains(NftPart::Counters);

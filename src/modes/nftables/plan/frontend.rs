@@ -8,7 +8,7 @@ use super::{chains::Called, sets::SetId};
 /// The purposes of maps and sets. For each there is one for addresses and one for node ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Role {
-    /// Verdicts on packets, whoever sends them.
+    /// Verdicts on packets of any sender.
     All,
     /// Verdicts on packets from pods here and from the node.
     FromCluster,

@@ -1,4 +1,4 @@
-//! What rules match packets by.
+//! Matches of rules.
 
 use net::{Family, Protocol};
 use nftables::{Ct, Direction, Fib, Field, Meta, Rule, Statement, Test, Value};
@@ -40,7 +40,7 @@ pub(super) fn is_nodes_own(side: Side, options: &Options, sets: &Sets) -> Statem
     Statement::In(vec![address], own)
 }
 
-/// Returns what matches packets that do not come from a pod of this node, if that can be known.
+/// Matches packets that do not come from a pod of this node; `None`: that cannot be known.
 pub(super) fn not_local(detect: &DetectLocal, family: Family) -> Option<Statement> {
     let (field, same) = local(detect, family)?;
     let other = match same {
@@ -51,7 +51,7 @@ pub(super) fn not_local(detect: &DetectLocal, family: Family) -> Option<Statemen
     Some(Statement::Match(field, other))
 }
 
-/// Returns what matches packets that come from a pod of this node, if that can be known.
+/// Matches packets that come from a pod of this node; `None`: that cannot be known.
 pub(super) fn is_local(detect: &DetectLocal, family: Family) -> Option<Statement> {
     local(detect, family).map(|(field, test)| Statement::Match(field, test))
 }

@@ -1,15 +1,13 @@
 //! Plans a table of nf_tables for ServicePorts: rules whose number does not grow with
 //! Services, and maps and sets that do.
 //!
-//! Pure: nothing here reads the kernel or remembers anything. What a ServicePort
-//! needs depends on it, its [`Slots`] and the [`Options`] alone, never on other
-//! Services.
+//! Pure: nothing here reads the kernel or remembers anything. The plan of a ServicePort depends on
+//! it, its [`Slots`] and the [`Options`] alone, never on other Services.
 //!
-//! A packet to a service address finds in map `services` the chain that draws among a
-//! power of two of slots, and looks the drawn slot up in map `endpoints`; it draws
-//! again where nothing is in the slot. An endpoint has as many slots as its weight.
-//! So a change of endpoints changes elements of `endpoints` alone, unless the Service
-//! has many more or many less than before.
+//! A packet to a service address finds in map `services` the chain that draws among a power of two
+//! of slots, and looks the drawn slot up in map `endpoints`; it draws again if the slot is empty.
+//! An endpoint has as many slots as its weight. So a change of endpoints changes elements of
+//! `endpoints` alone, unless the Service has many more or many fewer than before.
 
 mod affinity;
 mod chains;

@@ -1,4 +1,4 @@
-//! Names of what belongs to one ServicePort.
+//! Names of objects that belong to one ServicePort.
 
 use data_encoding::HEXLOWER;
 use sha2::{Digest, Sha256};
@@ -10,7 +10,7 @@ use crate::services::ServicePortName;
 /// a longer name, but a manifest may have one.
 const LONGEST: usize = 180;
 
-/// Returns a name for what is one ServicePort's own, of characters that `nft` takes.
+/// A name for an object of one ServicePort, of characters that `nft` takes.
 pub(super) fn own(port: &ServicePortName) -> String {
     let protocol = port.protocol.to_string().to_lowercase();
     let whole = format!("{}/{protocol}/{}", port.service, port.port);

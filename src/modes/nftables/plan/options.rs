@@ -1,4 +1,4 @@
-//! What the rules and elements of all ServicePorts depend on.
+//! Options that the rules and elements of all ServicePorts depend on.
 
 use std::net::IpAddr;
 
@@ -59,7 +59,7 @@ pub struct Options {
 /// | [`NftPart::Counters`] | nothing is counted |
 pub type Features = EnumSet<NftPart>;
 
-/// Returns what rules of `family` may use on a kernel.
+/// The features that rules of `family` may use on a kernel.
 pub fn features(kernel: &Kernel, family: Family) -> Features {
     let parts = NftPart::ALL.into_iter();
     let works = |part: &NftPart| kernel.can(&Ability::Nftables(family, *part));
@@ -67,9 +67,9 @@ pub fn features(kernel: &Kernel, family: Family) -> Features {
 }
 
 impl Options {
-    /// Returns what the configuration says, and the objects of `map` that are no
-    /// Services. `served` are the addresses of node ports that follow from both; Services
-    /// of the namespaces `counted` are counted.
+    /// Derives the options from the configuration, and from the objects of `map` that are no
+    /// Services. `served` are the addresses of node ports that follow from both; Services of the
+    /// namespaces `counted` are counted.
     pub fn new(
         configuration: &KubeProxyConfiguration,
         configured: &Effective,
@@ -108,7 +108,7 @@ impl Options {
             },
             features,
             node_addresses: addresses,
-            // To drop packets would be worse than what the kernel does without a rule.
+            // Dropping packets would be worse than the kernel's behaviour without a rule.
             refused_on_loopback: if features.contains(NftPart::Reject) {
                 refused_on_loopback(&configured.node_ports, family)
             } else {
@@ -173,7 +173,7 @@ mod tests {
     fn what_is_not_relayed_is_refused_on_loopback() {
         type Refused<'a> = &'a [Protocol];
         let all: Refused = &[Tcp, Udp, Sctp];
-        // The networks, the feature gate if it is named, and what is refused of each family.
+        // The networks, the feature gate if it is named, and the refused protocols of each family.
         let cases: [(&str, Option<bool>, Refused, Refused); 7] = [
             ("", None, &[], &[]),
             ("", Some(true), all, all),

@@ -1,4 +1,4 @@
-//! What one ServicePort needs.
+//! The elements of one ServicePort.
 
 use std::{
     collections::BTreeSet,
@@ -67,8 +67,7 @@ pub struct ServiceElements {
     pub clients: Vec<(ClientMap, HashSet<Box<[u8]>>)>,
 }
 
-/// Returns what a ServicePort of the options' family needs, whose endpoints have these
-/// slots.
+/// Plans the elements of a ServicePort of the options' family, whose endpoints have these slots.
 pub fn plan(port: &ServicePort, slots: &Slots, options: &Options) -> ServiceElements {
     let all = &port.endpoints;
     let mut plan = Plan {
@@ -292,8 +291,8 @@ impl Plan<'_> {
         ClientMap { port, to }
     }
 
-    /// Has clients of a frontend remembered that may be sent `to` these endpoints; `None`: the
-    /// caller determines which.
+    /// Makes the table remember clients of a frontend that may be sent `to` these endpoints;
+    /// `None`: they depend on the caller.
     fn remember(&mut self, frontend: Frontend, to: Option<Endpoints>) {
         let Some(timeout) = self.affinity() else {
             return;

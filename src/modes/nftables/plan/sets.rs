@@ -1,4 +1,4 @@
-//! The sets and maps of a table, which hold what differs from Service to Service.
+//! The sets and maps of a table, which hold everything that differs from Service to Service.
 
 use std::sync::Arc;
 
@@ -11,16 +11,16 @@ use crate::kernel::probe::NftPart;
 /// A set or a map of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SetId {
-    /// Service address, protocol, port: what becomes of the packet.
+    /// Service address, protocol, port: the verdict on packets.
     Services,
-    /// Protocol, node port: what becomes of the packet.
+    /// Protocol, node port: the verdict on packets.
     NodePorts,
-    /// With an external policy of Local: what becomes of calls from this node's
-    /// pods and from the node.
+    /// With an external policy of Local: the verdict on packets from this node's pods and from the
+    /// node.
     FromCluster,
     /// The same for node ports.
     NodePortsFromCluster,
-    /// With an external policy of Local: what becomes of other calls.
+    /// With an external policy of Local: the verdict on other packets.
     FromOutside,
     /// The same for node ports.
     NodePortsFromOutside,
@@ -40,8 +40,8 @@ pub enum SetId {
     LoopbackNodePorts,
     /// Cluster IPs, whose other ports are refused.
     ClusterIps,
-    /// Networks that cluster IPs are allocated from; what no Service has there is
-    /// dropped.
+    /// Networks that cluster IPs are allocated from; packets to their unused addresses and ports
+    /// are dropped.
     ServiceCidrs,
     /// Endpoints that may be sent to themselves, twice each.
     Hairpin,
@@ -53,11 +53,11 @@ pub enum SetId {
     Connections,
     /// The same for node ports.
     NodePortConnections,
-    /// Service address, protocol, port, endpoint: what clients sent.
+    /// Service address, protocol, port, endpoint: traffic from clients.
     ToEndpoints,
     /// The same for node ports.
     NodePortToEndpoints,
-    /// Service address, protocol, port, endpoint: what clients were sent.
+    /// Service address, protocol, port, endpoint: traffic to clients.
     FromEndpoints,
     /// The same for node ports.
     NodePortFromEndpoints,

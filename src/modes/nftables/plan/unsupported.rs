@@ -1,4 +1,4 @@
-//! What Services ask of Tripod that nftables mode cannot do.
+//! Preferences of Services that nftables mode does not support.
 
 use super::{Features, chains::Scheduler};
 use crate::{
@@ -24,7 +24,7 @@ pub fn scheduler(port: &ServicePort, features: &Features) -> Scheduler {
     }
 }
 
-/// Returns what of the preferences of `port` is not done.
+/// Lists the preferences of `port` that are not honoured.
 pub fn unsupported(port: &ServicePort, features: Features) -> Vec<Reason> {
     let asked = port.preferences();
     let known = |name: &str| match name {

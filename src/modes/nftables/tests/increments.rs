@@ -1,5 +1,5 @@
-//! Differences add up: whatever way leads from one set of Services to another,
-//! the table is the same in the end.
+//! Differences add up: on every way from one set of Services to another, the table is the same in
+//! the end.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -70,7 +70,7 @@ impl Table {
     }
 }
 
-/// A step: numbers of ServicePorts, and what chooses what they become.
+/// A step: numbers of ServicePorts, and the choices that generate them.
 type Step = Vec<(u16, u128)>;
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {

@@ -90,8 +90,8 @@ fn contents(family: Family) -> Contents {
     rules.contents(family, TABLE).unwrap().unwrap()
 }
 
-/// Returns what is in the table, regardless of the order, of the slot that an endpoint
-/// has, and of the number of slots.
+/// The content of the table, regardless of the order, of the slot that an endpoint has, and of the
+/// number of slots.
 fn summary(family: Family) -> Vec<String> {
     let contents = contents(family);
     let mut lines = Vec::new();
@@ -134,7 +134,7 @@ fn summary(family: Family) -> Vec<String> {
 /// How many random cases there are.
 const CASES: u32 = 500;
 
-/// A step: the number of a ServicePort, and what chooses what it becomes.
+/// A step: the number of a ServicePort, and the choices that generate it.
 type Step = (u16, u128);
 
 /// A table that another process writes again after these steps equals the one that they left.
@@ -197,7 +197,7 @@ fn a_table_that_another_process_changed_is_written_anew() {
             table.full(&ports);
             assert_eq!(summary(FAMILY), whole, "{command}");
         }
-        // It is noticed by what is refused, too.
+        // A refusal shows it, too.
         let flush = Command::new("nft")
             .args(["flush", "ruleset"])
             .status()
@@ -353,7 +353,7 @@ fn a_table_with_maps_of_clients_differs_in_nothing() {
 fn what_is_refused_costs_its_own_service_alone() {
     in_namespace(|| {
         let mut table = Watched::open(FAMILY);
-        // Whoever made the map took care that no address has two owners.
+        // A real service map gives no address two owners.
         let twice = ServicePort {
             cluster_ip: service(FAMILY, 1).cluster_ip,
             ..on(FAMILY, 9, &[9])
@@ -402,8 +402,8 @@ fn an_address_of_what_is_refused_gets_its_new_owner_when_it_leaves_the_old_one()
     });
 }
 
-/// However many they are, and whatever the kernel says of where they are: it names
-/// one element of a message at most.
+/// Many refused elements, and even if the kernel does not say where they are: it names one element
+/// of a message at most.
 #[test]
 fn many_refused_cost_themselves_alone() {
     in_namespace(|| {

@@ -1,4 +1,4 @@
-//! What a transaction leaves: a table in memory that takes what the kernel takes.
+//! The result of a transaction: a table in memory that takes the kernel's requests.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ pub struct Model {
 }
 
 type Elements = HashMap<Box<[u8]>, Element>;
-/// Slots and what is in them, by frontend and whether they are of this node alone.
+/// Slots and their endpoints, by frontend and whether they are of this node alone.
 type BySlot = HashMap<(Box<[u8]>, bool), Vec<(u32, Element)>>;
 
 impl Model {
@@ -124,9 +124,9 @@ impl Model {
         }
     }
 
-    /// Returns the same with the endpoints of each frontend in order, and without the
-    /// numbers of slots among which a chain draws: which endpoint has which slot, and
-    /// how many there are, follows from what was before.
+    /// Returns the same with the endpoints of each frontend in order, and without the numbers of
+    /// slots among which a chain draws: the slot of each endpoint, and the number of slots, depend
+    /// on the history.
     pub fn normalized(mut self) -> Model {
         self.chains.retain(|chain, _| slots_of(chain).is_none());
         for elements in self.sets.values_mut().flat_map(HashMap::values_mut) {

@@ -103,8 +103,8 @@ pub fn port(family: Family, number: u16, choices: u128) -> Option<ServicePort> {
     Some(port)
 }
 
-/// Endpoints in any condition, on this node, another or one that is not known, and
-/// what of them traffic may reach.
+/// Endpoints in any condition, on this node, another or an unknown one, and those of them that
+/// traffic may reach.
 fn endpoints(family: Family, choices: &mut Choices) -> Endpoints {
     #[derive(Clone, Copy, PartialEq)]
     enum Is {

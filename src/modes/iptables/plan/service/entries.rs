@@ -102,8 +102,8 @@ impl Plan<'_> {
         }
     }
 
-    /// The load balancer asks whether this node has endpoints, whatever the
-    /// node's own firewall thinks of it.
+    /// The load balancer asks whether this node has endpoints, whatever the node's own firewall
+    /// drops.
     pub(super) fn health_check_port(&mut self) {
         let Some(port) = self.port.health_check_node_port else {
             return;

@@ -20,7 +20,7 @@ const THERE: &str = "10.244.1.7:8080";
 /// Expected outcome of a call.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Expect {
-    /// Any of these endpoints, and nothing else, with the caller's own address.
+    /// Any of these endpoints, and no other, with the caller's own address.
     Kept(&'static [&'static str]),
     /// The same with the node's address.
     Masqueraded(&'static [&'static str]),
@@ -71,7 +71,7 @@ type Case = (
     Expect,
 );
 
-/// Checks what comes of each case under an internal and an external policy.
+/// Checks the outcome of each case under an internal and an external policy.
 fn check_policies(internal: TrafficPolicy, external: TrafficPolicy, cases: &[Case]) {
     for (at, from, (to, number), expect) in cases {
         let at: Vec<_> = at.iter().map(|at| (*at, *at == HERE, 1)).collect();

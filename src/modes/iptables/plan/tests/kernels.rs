@@ -87,8 +87,7 @@ async fn there_and_back(options: &Options) {
     assert_eq!(loaded.len(), printed.len());
 }
 
-/// The kernel takes what is planned for kernels that have less, and prints
-/// every rule as we do.
+/// The kernel takes the plans for kernels with fewer features, and prints every rule as we do.
 #[test]
 fn this_kernel_takes_every_plan() {
     use Extension::{Addrtype, Comment, Conntrack, Nfacct, RandomFully, Recent, Reject, Statistic};

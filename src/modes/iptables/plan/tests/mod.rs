@@ -1,4 +1,4 @@
-//! What the rules do, by walking packets through them.
+//! The effect of rules, by walking packets through them.
 
 mod balance;
 mod corners;

@@ -1,4 +1,4 @@
-//! What holds for every plan.
+//! Properties of every plan.
 
 use std::collections::HashSet;
 

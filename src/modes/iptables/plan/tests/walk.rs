@@ -1,5 +1,5 @@
-//! A small interpreter of rules: what becomes of a new connection's first
-//! packet, with every chance at once.
+//! A small interpreter of rules: the outcomes of a new connection's first packet, with every chance
+//! at once.
 
 use std::{
     cell::Cell,
