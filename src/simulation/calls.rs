@@ -14,7 +14,7 @@ use super::{
 };
 
 impl Watch {
-    /// Has a client call. Records which endpoint it reached; its connection continues.
+    /// Lets a client call. Records which endpoint it reached; its connection continues.
     pub(super) fn call(&mut self, state: &mut State) {
         // A Service that the kernel refuses is called more often than others.
         let of_refused = |probe: &&Probe| Some(probe.service) == self.refused;
@@ -26,7 +26,7 @@ impl Watch {
         self.call_by(state, probe);
     }
 
-    /// Has all UDP clients call.
+    /// Lets all UDP clients call.
     pub(super) fn call_over_udp(&mut self, state: &mut State) {
         let is_udp = |probe: &&Probe| world::protocol(probe.service) == Protocol::Udp;
         let probes: Vec<Probe> = self.probes.iter().filter(is_udp).cloned().collect();

@@ -1,4 +1,4 @@
-//! What must hold, after every change and when everything has settled.
+//! Invariants that must hold after every change, and when everything has settled.
 
 use std::{
     collections::BTreeSet,
@@ -311,7 +311,7 @@ impl Watch {
         self.check_udp(state);
     }
 
-    /// Checks that nothing is left, except what belongs to others.
+    /// Checks that nothing is left, except objects of others.
     pub(super) fn check_cleaned(&self, state: &State) {
         if let Some(left) = self.rules.remains(state) {
             self.fail(&format!("{left} is left by a cleanup"));
@@ -371,7 +371,7 @@ impl Watch {
         }
     }
 
-    /// Checks that what another process changed a while ago was repaired.
+    /// Checks that earlier changes by another process were repaired.
     pub(super) fn check_repaired(&self) {
         if self.damaged.iter().any(|(_, damaged)| damaged.is_some()) {
             self.fail("what another process changed is not repaired");

@@ -25,7 +25,7 @@ impl Counts {
         self.faults + self.edits + self.changes
     }
 
-    /// Adds what happened in another run.
+    /// Adds the counts of another run.
     pub(super) fn add(&mut self, run: Counts) {
         self.steps += run.steps;
         self.changes += run.changes;

@@ -1,4 +1,4 @@
-//! What goes wrong: which calls fail, and how.
+//! Faults: which calls fail, and how.
 
 use nix::errno::Errno;
 use simulated::{Call, Fault, ipset::LIST_SETS};
@@ -34,7 +34,7 @@ fn is_of_sets(call: Call) -> bool {
 }
 
 impl Faults {
-    /// Returns what happens to a call.
+    /// Chooses the fault of a call.
     pub(super) fn of(&self, call: Call, random: &mut Random) -> Fault {
         if call == Call::Notifications {
             let lost = self.outage.is_none() && random.chance(self.calls / 4);
@@ -71,8 +71,8 @@ impl Faults {
         }
     }
 
-    /// Returns what happens to a run of a program. There are fewer runs than other calls,
-    /// so they fail twice as often.
+    /// Chooses the fault of a run of a program. There are fewer runs than other calls, so they fail
+    /// twice as often.
     fn of_program(&self, call: Call, random: &mut Random) -> Fault {
         if !random.chance(2 * self.calls) {
             return Fault::None;

@@ -15,7 +15,7 @@ pub(super) struct History {
     /// Whether another process changed something of it that no sync could repair yet,
     /// because the Service failed then.
     pub(super) is_damaged: bool,
-    /// Its node port may stay open for good: see [`Promises::loses_node_ports`].
+    /// Its node port may stay open permanently: see [`Promises::loses_node_ports`].
     ///
     /// [`Promises::loses_node_ports`]: super::subject::Promises::loses_node_ports
     pub(super) has_lost_node_port: bool,

@@ -120,7 +120,8 @@ impl Promises for OfIpvs {
         !is_whole
     }
 
-    /// Endpoints follow whatever fails, and no virtual server of a cluster IP waits for rules.
+    /// Endpoints follow in spite of failures, and no virtual server of a cluster IP waits for
+    /// rules.
     fn has_source_rules(&self, called: Called, program_failed: bool) -> bool {
         called != Called::ClusterIp && !program_failed
     }

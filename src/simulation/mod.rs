@@ -81,13 +81,13 @@ fn stopped_clock() -> tokio::runtime::Runtime {
     runtime.expect("a runtime")
 }
 
-/// Has a mode sync both families, which succeeds. Returns its report on each.
+/// Syncs both families with a mode, which succeeds. Returns its report on each.
 async fn sync(mode: &mut impl Mode, map: &ServiceMap, changes: &Changes) -> PerFamily<SyncReport> {
     let outcomes = mode.sync(map, PerFamily::each(|_| Some(changes))).await;
     outcomes.map(|_, outcome| outcome.expect("an answer").expect("a sync"))
 }
 
-/// Runs `steps` steps that follow from the seed. Returns what happened.
+/// Runs `steps` steps that follow from the seed. Returns the counts of the run.
 fn run(seed: u64, steps: usize, subject: impl Subject) -> Counts {
     stopped_clock().block_on(async {
         let watch = Arc::new(Mutex::new(Watch::new(seed, Box::new(subject))));
@@ -121,11 +121,11 @@ fn run(seed: u64, steps: usize, subject: impl Subject) -> Counts {
     })
 }
 
-/// Runs as many of `seeds` seeds as [`cases`] says, of `steps` steps each, or what the environment
-/// requests: `TRIPOD_SIMULATE_STEPS` steps, of which every [`STEPS_OF_SEED`] follow from a seed of
-/// their own, the first from `TRIPOD_SIMULATE_SEED`. So a failure can be examined without waiting
-/// for a long run. The counts of a run of at least [`MEASURED`] steps are figures of
-/// docs/reliability.md, in the row `name`.
+/// Runs as many of `seeds` seeds as [`cases`] says, of `steps` steps each, or the run that the
+/// environment requests: `TRIPOD_SIMULATE_STEPS` steps, of which every [`STEPS_OF_SEED`] follow
+/// from a seed of their own, the first from `TRIPOD_SIMULATE_SEED`. So a failure can be examined
+/// without waiting for a long run. The counts of a run of at least [`MEASURED`] steps are figures
+/// of docs/reliability.md, in the row `name`.
 fn all(name: &str, seeds: u32, steps: usize, subject: impl Subject) {
     let asked = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let first = asked("TRIPOD_SIMULATE_SEED");
@@ -169,7 +169,7 @@ impl<S: Subject> Simulation<S> {
             objects.push(world::service_networks(true));
         }
         objects.extend(specs.flat_map(|spec| spec.events()));
-        // A process that cannot start ends, and whoever started it does so again.
+        // A process that cannot start ends, and its supervisor starts it again.
         let faults = std::mem::take(&mut self.watch.lock().faults);
         let process = Process::begin(
             &self.subject,
@@ -291,7 +291,7 @@ impl<S: Subject> Simulation<S> {
         }
     }
 
-    /// Has the kernel refuse everything for a while.
+    /// Makes the kernel refuse everything for a while.
     async fn outage(&mut self) {
         let errno = self
             .random
@@ -324,8 +324,8 @@ impl<S: Subject> Simulation<S> {
         self.watch.lock().goes_on();
     }
 
-    /// Has the kernel refuse the elements of one Service for a while, or none: no other
-    /// Service may suffer.
+    /// Makes the kernel refuse the elements of one Service for a while, or none: no other Service
+    /// may suffer.
     fn refuse(&mut self) {
         let service = self.random.below(SERVICES);
         let errno = self.random.one(&[Errno::EINVAL, Errno::ENOMEM]);
@@ -334,7 +334,7 @@ impl<S: Subject> Simulation<S> {
             .change(|state| self.watch.lock().refuse(state, refused));
     }
 
-    /// Stops faults, and checks that soon everything is as desired, and nothing else is there.
+    /// Stops faults, and checks that soon everything is as desired, and no other object is there.
     async fn settle(&mut self) {
         // A client that calls while rules are missing must not bypass the Service for ever.
         self.call_over_udp();
@@ -375,7 +375,7 @@ impl<S: Subject> Simulation<S> {
         }
     }
 
-    /// Checks that a cleanup removes everything that the mode ever installed, and nothing else,
+    /// Checks that a cleanup removes everything that the mode ever installed, and no other object,
     /// although calls fail at first.
     async fn clean_up(&mut self) {
         if let Some(process) = self.process.take() {
@@ -397,7 +397,7 @@ impl<S: Subject> Simulation<S> {
             .change(|state| self.watch.lock().check_cleaned(state));
     }
 
-    /// Checks that what another process changes while a sync runs is repaired as well.
+    /// Checks that a change by another process during a sync is repaired as well.
     async fn edit_during_a_sync(&mut self) {
         self.watch.lock().faults = Faults {
             edits: 100,
@@ -408,7 +408,7 @@ impl<S: Subject> Simulation<S> {
         self.pass(Duration::from_secs(2)).await;
         self.watch.lock().faults = Faults::default();
         self.pass(self.subject.noticed_after_a_sync()).await;
-        // That sync may have been going to remove what was changed.
+        // That sync may have been about to remove the changed object.
         let differs = self.differences().await;
         self.watch
             .lock()

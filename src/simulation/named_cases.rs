@@ -1,4 +1,4 @@
-//! What named cases have in common: a node with one mode, and calls that the kernel refuses.
+//! Common parts of named cases: a node with one mode, and calls that the kernel refuses.
 
 use std::sync::Arc;
 
@@ -74,7 +74,7 @@ impl Refusing {
         });
     }
 
-    /// Has the next call that `is_one` selects lose its answer.
+    /// Makes the next call that `is_one` selects lose its answer.
     pub(super) fn lose_answer(&self, is_one: impl Fn(Call) -> bool + Send + 'static) {
         self.refuse(is_one, 0, 1);
         if let Some(refused) = &mut *self.0.lock() {

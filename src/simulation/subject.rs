@@ -1,4 +1,4 @@
-//! What differs between modes.
+//! Differences between modes.
 
 use std::{
     collections::BTreeSet,
@@ -30,8 +30,7 @@ pub(super) enum Removals {
 }
 
 impl Removals {
-    /// Returns the value for what a sync reported as `unfinished`. Flows of UDP clients are
-    /// no rules.
+    /// Evaluates the work that a sync reported as `unfinished`. Flows of UDP clients are no rules.
     pub(super) fn of(unfinished: &[String]) -> Removals {
         let is_of_rules = |text: &String| !text.contains("flows of UDP clients");
         if unfinished.iter().any(is_of_rules) {
@@ -49,7 +48,7 @@ pub(super) struct Reported<'a> {
     /// The Services that could not be applied nevertheless.
     pub(super) failed: &'a BTreeSet<usize>,
     pub(super) removals: Removals,
-    /// Whether nothing is left to be done, apart from what is reported for single Services.
+    /// Whether no work is left, apart from failures of single Services.
     pub(super) is_finished: bool,
 }
 
@@ -72,7 +71,7 @@ pub(super) enum StaysOn {
     OfKind,
     /// Any of the endpoints that it got.
     Any,
-    /// The one that it got last, if that one may be reached in the same way.
+    /// The endpoint that it got last, if that one may be reached in the same way.
     Last,
 }
 
@@ -95,26 +94,27 @@ pub(super) trait Subject: Rules + Copy + 'static {
     /// The type of the mode, as users run it.
     type Mode: Mode + 'static;
 
-    /// Returns what usually goes wrong.
+    /// The usual faults.
     fn faults(&self) -> Faults {
         FAULTS
     }
 
-    /// Returns what the simulated kernel can do.
+    /// The abilities of the simulated kernel.
     fn kernel(&self) -> probe::Kernel;
 
     /// Creates the mode for such a kernel, as a process does when it starts.
     fn mode(&self, kernel: &probe::Kernel, metrics: &Metrics) -> Self::Mode;
 
-    /// Removes what the mode ever installs, as `tripod cleanup` does. Fails with the reason.
+    /// Removes everything that the mode ever installs, as `tripod cleanup` does. Fails with the
+    /// reason.
     async fn cleanup(&self) -> Result<(), String> {
         Ok(())
     }
 }
 
-/// How a mode treats clients and changes, whatever it has in the kernel.
+/// A mode's treatment of clients and changes, independent of its objects in the kernel.
 pub(super) trait Promises: Send {
-    /// Has the kernel record what it remembers when a packet has this outcome.
+    /// Stores `update` in the kernel, as the packet that caused it would.
     fn remember(&self, state: &mut State, family: Family, update: &Update);
 
     /// Returns on which of its endpoints a client stays that calls a Service in several
@@ -147,8 +147,7 @@ pub(super) trait Promises: Send {
         true
     }
 
-    /// Has the process leave what it knows of its clients to the next one. Returns whether it
-    /// did.
+    /// Makes the process leave its clients to the next one. Returns whether it did.
     fn leave(&self) -> bool {
         false
     }
@@ -171,9 +170,9 @@ pub(super) trait Promises: Send {
         ExternalPolicy::OfOutside
     }
 
-    /// Returns whether a node port may stay open for good although its Service is gone: a new
-    /// process leaves everything at the node's addresses to other programs unless something
-    /// marks it as ours, and another process removed that mark.
+    /// Returns whether a node port may stay open permanently although its Service is gone: a new
+    /// process leaves everything at the node's addresses to other programs unless a mark shows that
+    /// it is ours, and another process removed that mark.
     fn loses_node_ports(&self) -> bool {
         false
     }
@@ -198,8 +197,8 @@ pub(super) trait Rules: Promises {
     /// `own`.
     fn outcomes(&self, state: &State, family: Family, packet: &Packet, own: &[IpAddr]) -> Outcomes;
 
-    /// Has the kernel know of a connection to an endpoint, where something other than
-    /// connection tracking keeps it.
+    /// Tells the kernel about a connection to an endpoint, where something other than connection
+    /// tracking keeps it.
     fn connect(&self, _: &mut State, _: &Packet, _to: SocketAddr) {}
 
     /// Returns the destination that connection tracking has for a UDP flow whose first
@@ -213,13 +212,13 @@ pub(super) trait Rules: Promises {
         spec.serving().any(|to| to == at)
     }
 
-    /// Returns what keeps a connection open in the process, until it is dropped.
+    /// Returns a guard that keeps a connection open in the process, until it is dropped.
     fn accept(&self, _: &Packet) -> Option<Open> {
         None
     }
 
-    /// Returns what is open in a family and must be closed at any time, apart from calls
-    /// of Services.
+    /// Describes an address or port that is open in a family and must be closed at any time, apart
+    /// from calls of Services.
     fn exposed(&self, _: &State, _: Family) -> Option<String> {
         None
     }
@@ -230,7 +229,7 @@ pub(super) trait Rules: Promises {
         None
     }
 
-    /// Returns what the mode has for an address that is not in use.
+    /// Describes an object of the mode for an address that is not in use.
     fn unneeded(&self, _: &State, _is_used: &dyn Fn(&IpAddr) -> bool) -> Option<String> {
         None
     }
@@ -245,7 +244,7 @@ pub(super) trait Rules: Promises {
         true
     }
 
-    /// Has a connection end.
+    /// Ends a connection.
     fn disconnect(&self, _: &mut State, _: &Packet, _to: SocketAddr) {}
 
     /// Returns which changes by others are repaired by a successful sync.
@@ -268,21 +267,20 @@ pub(super) trait Rules: Promises {
         self.noticed()
     }
 
-    /// Returns whether all rules that are not needed any more were removed, given what a
-    /// sync reported as unfinished. A mode whose changes are one transaction leaves none.
+    /// Returns whether all stale rules were removed, given the work that a sync reported as
+    /// unfinished. A mode whose changes are one transaction leaves none.
     fn removals(&self, _unfinished: &[String]) -> Removals {
         Removals::Made
     }
 
-    /// Changes something as another process would. Returns the family of the change if it
-    /// was ours and is different now. No such change breaks connections, but it may
-    /// remove rules.
+    /// Changes an object as another process would. Returns the family of the change if it was ours
+    /// and is different now. No such change breaks connections, but it may remove rules.
     fn edit(&self, state: &mut State, random: &mut Random) -> Option<Family>;
 
-    /// Returns what exists of other processes and must not be removed.
+    /// Objects of other processes that must not be removed.
     fn foreign(&self, state: &State) -> BTreeSet<(Family, &'static str)>;
 
-    /// Has the kernel refuse everything of one Service, for this reason; `None`: it
-    /// refuses nothing any more.
+    /// Makes the kernel refuse everything of one Service, for this reason; `None`: it refuses
+    /// nothing any more.
     fn refuse(&self, state: &mut State, refused: Option<(usize, Errno)>);
 }

@@ -22,7 +22,7 @@ use crate::{
     services::{Changes, ServiceMap, service_ports::service_port},
 };
 
-/// Has the mode of `subject` sync on a kernel that lacks `ability`, by which it cannot serve IPv6.
+/// Syncs the mode of `subject` on a kernel that lacks `ability`, so that it cannot serve IPv6.
 fn without<S: Subject>(subject: S, ability: Ability) {
     on_a_node(subject, Refusing::default(), async |_, _| {
         let metrics = Metrics::register(&Registry::new()).expect("a registry of its own");

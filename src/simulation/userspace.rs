@@ -255,7 +255,7 @@ fn served(packet: &Packet, at: SocketAddr) -> Vec<Outcome> {
     all
 }
 
-/// Returns what a ServicePort remembers of a client that stays on an endpoint.
+/// The memory of a ServicePort of a client that stays on an endpoint.
 fn pinned(service_port: &str, client: IpAddr, endpoint: SocketAddr) -> Update {
     Update {
         set: service_port.into(),

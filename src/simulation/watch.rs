@@ -1,5 +1,5 @@
-//! What is watched all the time: after every call that changes something, nothing is open
-//! that must be closed, and nothing is closed that was open and stays so.
+//! The continuous checks: after every call that changes something, nothing is open that must be
+//! closed, and nothing is closed that was open and stays so.
 
 use std::{
     cell::Cell,
@@ -29,7 +29,7 @@ use crate::modes::Asked;
 
 /// More calls than any sync needs.
 pub(super) const CALLS: usize = 400;
-/// How many lines of what happened before a failure are shown.
+/// How many lines of events before a failure are shown.
 const RECORDED: usize = 80;
 
 /// Changes that another process made since the last repair.
@@ -100,7 +100,7 @@ pub(super) struct Watch {
     /// Where each client of each Service was sent so far, if clients may be sent to any
     /// of these endpoints again.
     pub(super) visited: BTreeMap<(usize, IpAddr), BTreeSet<SocketAddr>>,
-    /// Chains of other processes.
+    /// Rules, chains and other objects of other processes.
     pub(super) foreign: BTreeSet<(Family, &'static str)>,
     /// The last events of the run, the latest last.
     recorded: VecDeque<String>,
@@ -154,7 +154,7 @@ impl Watch {
         self.drop_sticky();
     }
 
-    /// Records what happens, for readers of a failure.
+    /// Records an event, for readers of a failure.
     pub(super) fn record(&mut self, what: impl FnOnce() -> String) {
         let what = what();
         if prints() {
@@ -233,16 +233,16 @@ impl Watch {
         *self.lacks_members.get_mut(family) = false;
         *self.was_stopped.get_mut(family) = false;
         *self.has_synced.get_mut(family) = true;
-        // Changes that others made while it ran are not known. What could not be removed may
-        // be theirs.
+        // Changes that others made while it ran are not known. Objects that could not be removed
+        // may be theirs.
         let known = match self.rules.repairs() {
             Repairs::All => Some(self.at_begin),
             Repairs::Read => self.read.get(family).filter(|_| removals == Removals::Made),
             Repairs::ReadOfAll => self.read.get(family).filter(|_| failed.is_empty()),
             Repairs::FullWithoutFault => {
                 let is_full = *self.is_full.get(family) && !self.may_fail;
-                // The program that reads the rules may still be waiting for that of an
-                // earlier sync.
+                // The program that reads the rules may still be waiting for that of an earlier
+                // sync.
                 let has_read = self.read.get(family).is_some();
                 (is_full && has_read && is_finished).then_some(self.at_begin)
             }
@@ -300,7 +300,7 @@ impl Watch {
         self.record(|| "a process begins".to_owned());
     }
 
-    /// Records that what marks node ports as ours was removed before the process read it.
+    /// Records that the marks of our node ports were removed before the process read them.
     fn lose_node_ports(&mut self) {
         if !self.rules.loses_node_ports() {
             return;
@@ -397,9 +397,9 @@ impl Watch {
         self.rules.outcomes(state, family, packet, &Watch::own())
     }
 
-    /// Has the kernel refuse the elements of one Service; `None`: it accepts all again.
+    /// Makes the kernel refuse the elements of one Service; `None`: it accepts all again.
     pub(super) fn refuse(&mut self, state: &mut State, refused: Option<(usize, Errno)>) {
-        // A sync that runs may have been refused by now.
+        // A running sync may already have been refused.
         if self.refused.is_some() && self.syncing.iter().any(|(_, since)| since.is_some()) {
             self.goes_wrong();
         }

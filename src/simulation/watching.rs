@@ -1,4 +1,4 @@
-//! Connects a simulated kernel with the watch: which calls fail, and what is checked after them.
+//! Connects a simulated kernel with the watch: which calls fail, and which checks follow them.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use simulated::{Call, Fault, Observer, State, accounts, ipset::ADD_MEMBERS};
 
 use super::watch::{CALLS, Watch};
 
-/// Has the watch decide about the calls to a simulated kernel.
+/// Lets the watch decide about the calls to a simulated kernel.
 pub(super) struct Watching(pub(super) Arc<Mutex<Watch>>);
 
 /// Returns whether a call has a link be up, addresses be assigned or accounts of rules exist, and

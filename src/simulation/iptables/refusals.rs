@@ -1,4 +1,4 @@
-//! What other Services, and later changes, notice if a program fails once.
+//! Effects on other Services, and on later changes, if a program fails once.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ const LOAD_BALANCER: [u8; 4] = [10, 113, 0, 1];
 
 /// Observes the state after each transaction of a program for IPv4.
 trait Onlooker: Send + 'static {
-    /// Returns what happens to a run of the program.
+    /// Chooses the fault of a run of the program.
     fn before(&mut self) -> Fault {
         Fault::None
     }
@@ -66,7 +66,7 @@ fn with_onlooker<T: Onlooker>(
     });
 }
 
-/// Has `mode` sync IPv4, with all of `map` changed. Returns whether everything was applied and
+/// Syncs IPv4 with `mode`, with all of `map` changed. Returns whether everything was applied and
 /// nothing is unfinished.
 async fn sync(mode: &mut Iptables, map: &ServiceMap, full: bool) -> bool {
     let changes = Changes {
@@ -163,8 +163,8 @@ struct Nobody;
 
 impl Onlooker for Nobody {}
 
-/// Whichever of the rules for source ranges is refused, those in table filter or those in nat:
-/// an address that is removed is closed meanwhile, and one that stays is not.
+/// If one of the rules for source ranges is refused, in table filter or in nat, a removed address
+/// is closed meanwhile, and one that stays is not.
 #[test]
 fn an_address_that_stays_is_open_while_rules_of_its_source_ranges_are_refused() {
     let texts = ["traffic not accepted by", "will be dropped by"];
@@ -216,7 +216,7 @@ impl Onlooker for Losing {
     }
 }
 
-/// The program is killed after it has done its work, and is run once more.
+/// The program is killed after it has done its work, and is run again.
 #[test]
 fn an_address_closes_whose_rules_may_be_there_twice() {
     for (engine, run) in [Engine::Legacy, Engine::NfTables]
@@ -242,7 +242,7 @@ fn an_address_closes_whose_rules_may_be_there_twice() {
     }
 }
 
-/// Refuses what is written, and records what happens to calls of the load balancer's address.
+/// Refuses writes, and records the outcomes of calls to the load balancer's address.
 #[derive(Default)]
 struct Leading {
     refuses: bool,

@@ -1,4 +1,4 @@
-//! What stays as it was while the kernel refuses one request.
+//! The state that stays while the kernel refuses one request.
 
 mod kept;
 mod watched;
@@ -52,7 +52,7 @@ struct Node<'a> {
 }
 
 impl Node<'_> {
-    /// Has the next `times` requests of that type refused.
+    /// Makes the next `times` requests of that type be refused.
     fn refuse(&self, kind: u16, times: usize) {
         let is_one = move |call| matches!(call, Call::Requests(of, _) if of == kind);
         self.refusing.refuse(is_one, 0, times);

@@ -122,7 +122,7 @@ pub(super) async fn serve(at: Vec<SocketAddr>) {
         let socket = UdpSocket::bind(at).await.expect("a socket");
         tokio::spawn(async move {
             let mut question = [0; QUESTION.len()];
-            // An error is that of an earlier answer, whose receiver had closed its socket.
+            // An error may stem from an earlier answer, whose receiver had closed its socket.
             loop {
                 if let Ok((_, from)) = socket.recv_from(&mut question).await {
                     let _ = socket

@@ -31,8 +31,8 @@ const NEIGHBOURS: [Neighbour; 6] = [
     ("cni4", &[(244, 4)]),
     ("cni6", &[(244, 6)]),
 ];
-/// The index of other nodes among these. They have all service addresses as well: what the
-/// node does not translate is answered there.
+/// The index of other nodes among these. They have all service addresses as well: they answer
+/// packets that the node does not translate.
 const ELSEWHERE: usize = 1;
 /// The networks of service addresses.
 const SERVICE_NETWORKS: [u8; 3] = [96, 51, 113];
@@ -66,7 +66,7 @@ impl Caller {
         ip(family, self.address.0, self.address.1)
     }
 
-    /// Returns the interface by which the node gets what it sends.
+    /// The interface by which the node gets packets of this caller.
     pub(super) fn input(&self) -> Option<&'static str> {
         self.at.map(|at| NEIGHBOURS[at].0)
     }

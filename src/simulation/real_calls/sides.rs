@@ -121,7 +121,7 @@ impl<S: Subject> Sides<S> {
         self.model(|state| self.subject.outcomes(state, family, packet, &self.own))
     }
 
-    /// Returns the possible outcomes of a packet, each with what a caller would see.
+    /// Returns the possible outcomes of a packet, each with its appearance to a caller.
     pub(super) fn expected(&self, packet: &Packet) -> Vec<(Expected, Outcome)> {
         let outcomes = self.outcomes(packet);
         self.model(|state| {
@@ -133,7 +133,7 @@ impl<S: Subject> Sides<S> {
         })
     }
 
-    /// Has the model remember the outcome of a packet.
+    /// Makes the model remember the outcome of a packet.
     pub(super) fn remember(&self, family: Family, outcome: &Outcome) {
         self.model(|state| {
             for update in &outcome.updates {
@@ -142,7 +142,7 @@ impl<S: Subject> Sides<S> {
         });
     }
 
-    /// Has the model know of a connection to the endpoint `to`.
+    /// Tells the model about a connection to the endpoint `to`.
     pub(super) fn connect(&self, packet: &Packet, to: SocketAddr) {
         self.model(|state| self.subject.connect(state, packet, to));
     }
@@ -166,7 +166,7 @@ fn length(ip: &IpAddr) -> u8 {
     }
 }
 
-/// Has a mode sync until everything is applied and nothing differs.
+/// Syncs a mode until everything is applied and nothing differs.
 async fn bring_in_force(mode: &mut impl Mode, map: &ServiceMap, mut changes: PerFamily<Changes>) {
     let begun = Instant::now();
     loop {

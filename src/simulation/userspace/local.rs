@@ -38,7 +38,7 @@ const SEEDS: u32 = 6;
 const OTHER_PORT: u16 = 22;
 /// Takes the place of the port of packets without ports, such as fragments.
 const NO_PORT: u16 = 0;
-/// The name of what others have there.
+/// The name of the objects of others.
 const FOREIGN: &str = "rule and route";
 
 thread_local! {
@@ -119,7 +119,7 @@ impl Rules for OfLocal {
         connections.next().map(Open::new)
     }
 
-    /// No other port of a Service's address is delivered to what listens on the node.
+    /// A packet to another port of a Service's address must not reach a listener on the node.
     fn exposed(&self, state: &State, family: Family) -> Option<String> {
         let protocols = [Protocol::Tcp, Protocol::Udp];
         let mut all = addresses(family).flat_map(|(.., at)| {

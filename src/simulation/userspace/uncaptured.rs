@@ -1,4 +1,4 @@
-//! What is reported of frontends whose capture failed once.
+//! Reports on frontends whose capture failed once.
 
 use net::{Family, PerFamily};
 use nix::libc;

@@ -1,4 +1,4 @@
-//! What is open while the addresses of the node cannot be listed.
+//! Open frontends while the addresses of the node cannot be listed.
 
 use net::PerFamily;
 use nix::libc;
@@ -28,7 +28,7 @@ pub(super) fn services(numbers: &[u8]) -> ServiceMap {
     services.collect()
 }
 
-/// Has `subject` serve Services, before and while the node's addresses cannot be listed.
+/// Makes `subject` serve Services, before and while the node's addresses cannot be listed.
 fn serves_while_addresses_are_unlisted<S>(subject: S)
 where
     S: Rules + Subject<Mode = Userspace> + Copy + Send + 'static,

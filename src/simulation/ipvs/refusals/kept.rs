@@ -40,7 +40,7 @@ impl Metrics for Counted {
     }
 }
 
-/// Returns what `read` returns of the state of `kernel`.
+/// Reads the state of `kernel`.
 fn read<T>(kernel: &Kernel, read: impl FnOnce(&State) -> T) -> T {
     let mut found = None;
     kernel.change(|state| found = Some(read(state)));
@@ -114,8 +114,7 @@ fn udp_flows_of_others_stay_unless_something_was_missing() {
         node.kernel.change(enter);
         node.sync(&map(2, 2), true).await;
         assert_eq!(flows(node.kernel), 1);
-        // Any flow to the number of the node port may have been led past it, be it one that
-        // changes or not.
+        // Any flow to the number of the node port may have bypassed it, whether or not it changes.
         for (dns, other) in [(2, 2), (3, 3)] {
             node.kernel.change(|state| state.ipvs.clear());
             node.kernel.change(enter);

@@ -1,4 +1,4 @@
-//! What the watch of a run reports about refusals.
+//! The watch's view of refusals in a run.
 
 use std::{iter, sync::Arc};
 
@@ -21,7 +21,7 @@ use crate::{
 /// The number of the Service that is watched: its load balancer is at [`LOAD_BALANCER`].
 const WEB: usize = 0;
 
-/// Tells `watch` what a sync of IPv4 reported, up to the change `version`.
+/// Passes the report of a sync of IPv4 to `watch`, up to the change `version`.
 fn is_reported(watch: &mut Watch, version: u64, report: &SyncReport, failed: Option<usize>) {
     let reported = Reported {
         version,
@@ -40,9 +40,9 @@ fn is_to_be(watch: &mut Watch, tracker: &mut Tracker, version: u64, spec: &Spec)
     tracker.map().clone()
 }
 
-/// That a virtual server could not be deleted is not reported for any Service. When the
-/// Service has its address again, the next refusal is reported for it: then nothing else is
-/// unfinished, and the old endpoint is still called.
+/// A virtual server that could not be deleted is not reported for any Service. When the Service has
+/// its address again, the next refusal is reported for it: then nothing else is unfinished, and the
+/// old endpoint is still called.
 #[test]
 fn what_an_earlier_service_left_may_be_open_until_the_one_that_failed_is_in_force() {
     serving(&load_balancer(&[1], &[]), async |node| {

@@ -31,7 +31,7 @@ struct Node<'a> {
 }
 
 impl Node<'_> {
-    /// Has the node serve Services, all of which count as changed. Returns whether everything is
+    /// Makes the node serve Services, all of which count as changed. Returns whether everything is
     /// applied.
     async fn serve(&mut self, map: &ServiceMap, before: &ServiceMap) -> bool {
         let all = map.iter().chain(before.iter());
@@ -80,8 +80,8 @@ fn service(protocol: Protocol, last: u8) -> ServicePort {
     port
 }
 
-/// Whichever rule is refused that is added or removed, UDP packets to other ports of a cluster
-/// IP are not delivered to what listens on the node.
+/// If any added or removed rule is refused, UDP packets to other ports of a cluster IP are not
+/// delivered to listeners on the node.
 #[test]
 fn no_refused_rule_has_other_udp_ports_delivered() {
     on_node(async |mut node| {
