@@ -48,7 +48,6 @@ pub enum Action {
 /// No client may get through that must not: rules that keep packets out are added to table filter
 /// first, then nat begins or stops to translate packets to endpoints, and last the filter rules for
 /// packets that nat no longer translates are removed.
-/// last the filter rules for what nat no longer translates are removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// Filters and marks are added.

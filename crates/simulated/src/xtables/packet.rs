@@ -129,10 +129,10 @@ impl Evaluation<'_> {
         chains.iter().fold(ways, each)
     }
 
-    /// Takes a packet past IPVS. It gets packets for this node after the filter (`NF_IP_PRI_NAT_SRC
-    /// - 2` in `LOCAL_IN`), and packets of this node after rules of nat (`NF_IP_PRI_NAT_DST + 1` in
-    /// `LOCAL_OUT`). A packet that it forwards passes `LOCAL_OUT` with translated addresses
-    /// (`ip_vs_nat_send_or_cont`).
+    /// Takes a packet past IPVS. It gets packets for this node after the filter
+    /// (`NF_IP_PRI_NAT_SRC - 2` in `LOCAL_IN`), and packets of this node after rules of nat
+    /// (`NF_IP_PRI_NAT_DST + 1` in `LOCAL_OUT`). A packet that it forwards passes `LOCAL_OUT` with
+    /// translated addresses (`ip_vs_nat_send_or_cont`).
     fn by_ipvs(&self, first: Way) -> Outcomes {
         let ways: Ways = (first, End::Accepted).into();
         let (begin, rest): (&[_], &[_]) = match self.packet.input {

@@ -1,5 +1,6 @@
 //! Runs the steps of one family in an order that never lets in callers that must be kept out, and
 //! reports every part of a ServicePort that could not be applied.
+//!
 //! Members of sets that close and masquerade are added first; then virtual servers that are open
 //! follow their endpoints; then rules are written, and then new virtual servers and addresses are
 //! added. Removal is in the reverse order. Nothing is flushed: correct objects stay untouched, even
