@@ -23,8 +23,8 @@ use crate::{
 /// a copy of the map and a thread.
 const FEW: usize = 50;
 
-/// Runs the long syncs of a mode, which block while the kernel works, on another
-/// thread, so that the first one still answers whoever asks whether this process lives.
+/// Runs the long syncs of a mode, which block while the kernel works, on another thread, so that
+/// the first one still answers liveness probes.
 #[derive(Debug)]
 pub struct Offloaded<M> {
     name: ModeName,

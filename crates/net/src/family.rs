@@ -135,7 +135,7 @@ impl<T> PerFamily<T> {
         [(Family::V4, &self.v4), (Family::V6, &self.v6)].into_iter()
     }
 
-    /// Returns each family with its value to be changed, IPv4 first.
+    /// Returns each family with mutable access to its value, IPv4 first.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (Family, &mut T)> {
         [(Family::V4, &mut self.v4), (Family::V6, &mut self.v6)].into_iter()
     }
@@ -172,7 +172,7 @@ impl<T, E> PerFamily<Result<T, E>> {
         families.filter_map(|(family, value)| Some((family, value.as_ref().ok()?)))
     }
 
-    /// Returns each family that has a value, to be changed, IPv4 first.
+    /// Returns each family that has a value, with mutable access to it, IPv4 first.
     pub fn present_mut(&mut self) -> impl Iterator<Item = (Family, &mut T)> {
         let families = self.iter_mut();
         families.filter_map(|(family, value)| Some((family, value.as_mut().ok()?)))

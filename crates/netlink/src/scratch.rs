@@ -18,8 +18,7 @@ pub enum NoScratch {
     /// them.
     #[error("cannot create a network namespace: {0}")]
     Impossible(Errno),
-    /// None can be made now, for a passing reason, such as a lack of memory or
-    /// of processes.
+    /// None can be made now, for a temporary reason, such as a lack of memory or of processes.
     #[error("cannot create a network namespace at present: {0}")]
     ForNow(String),
 }

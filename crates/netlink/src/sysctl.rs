@@ -26,8 +26,8 @@ impl Error {
         self.source.kind() == io::ErrorKind::NotFound
     }
 
-    /// Returns whether the reason is a passing one, such as a lack of memory,
-    /// which decides nothing about the setting.
+    /// Returns whether the reason is temporary, such as a lack of memory, and so says nothing about
+    /// the setting.
     pub fn is_passing(&self) -> bool {
         passing::is_passing_io(&self.source)
     }

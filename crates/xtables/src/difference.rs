@@ -144,7 +144,7 @@ pub fn difference(observed: &Observed, desired: &RuleSet, family: Family) -> Tra
     Transaction::common(family, ops)
 }
 
-/// As [`difference`], and also takes away chains of ours that are not desired.
+/// As [`difference`], and also deletes chains of ours that are not desired.
 pub fn exact_difference(observed: &Observed, desired: RuleSet, family: Family) -> Transaction<()> {
     let (mut comparison, ops) = Comparison::with(observed.clone(), desired, family);
     let mut groups = vec![Group::common(ops)];
@@ -306,8 +306,8 @@ impl Comparison {
         ops
     }
 
-    /// Returns the steps that take away the jumps from the kernel's chains to ours
-    /// that are not desired, or stand there twice.
+    /// Plans the steps that delete jumps from the kernel's chains to ours if they are not desired,
+    /// or duplicates.
     pub fn stale_jumps(&mut self) -> Vec<Op> {
         let mut ops = Vec::new();
         for table in Table::ALL {
@@ -324,9 +324,8 @@ impl Comparison {
         ops
     }
 
-    /// Returns the steps that take away the rules of shared chains of table nat that jump
-    /// to one of `chains` and were not taken out: their owner has no use for them any
-    /// more.
+    /// Plans the steps that delete rules of shared chains of table nat that jump to one of `chains`
+    /// and were not taken out: their owner no longer needs them.
     pub fn stale_leads(&mut self, chains: &[&str]) -> Vec<Op> {
         if self.leads.is_none() {
             self.leads = Some(self.leads());

@@ -95,8 +95,7 @@ fn probes(family: Family) -> Vec<Probe> {
 pub struct Probed {
     /// The features that are there.
     pub there: Features,
-    /// Those of which it is not known whether they are there, because the try failed
-    /// for a passing reason.
+    /// Features whose presence is unknown, because the probe failed for a temporary reason.
     pub unknown: Features,
     /// A temporary reason for which trying failed; `None`: nothing failed.
     pub why: Option<String>,

@@ -50,7 +50,7 @@ use self::{
 /// The chain that probes make and delete again; also the name of a set that exists
 /// nowhere: a program that complains about that knows sets.
 pub const SCRATCH: &str = "TRIPOD-PROBE";
-/// How often a batch is tried that fails for a passing reason.
+/// Number of times that a batch is tried if it fails for a temporary reason.
 const ATTEMPTS: u32 = 6;
 /// The first pause before it is tried again; each further one is twice as long.
 const TRIAL_PAUSE: Duration = Duration::from_millis(20);

@@ -264,7 +264,7 @@ impl Writer {
         }
     }
 
-    /// Applies a batch, several times if it fails for a passing reason. A try that failed may have
+    /// Applies a batch, several times if it fails for a temporary reason. A failed attempt may have
     /// taken effect in part, as each table is a transaction of its own: `before` says so.
     async fn try_to_restore(&self, batch: &str, before: &mut Before) -> Result<(), Error> {
         let mut attempts = Attempts::new();

@@ -441,7 +441,7 @@ impl ServedFamily {
             observed: true,
             ..execution.done
         };
-        // A change takes away one of two rules that are the same.
+        // A change deletes only one of two equal rules.
         self.applied = (!may_repeat).then_some(applied);
         Ok(done)
     }

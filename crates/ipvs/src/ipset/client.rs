@@ -347,8 +347,8 @@ pub fn members(message: &Message<'_>, kind: &mut String) -> Result<Vec<Element>,
 /// Message of a set that takes no more members (`IPSET_ERR_HASH_FULL`).
 const FULL: &str = "the set is full: all its members (maxelem) are there";
 
-/// Returns true if the kernel refused a member for want of room, in the set or in
-/// memory: it would refuse any other, too.
+/// Returns true if the kernel refused a member for lack of room, in the set or in memory: it would
+/// refuse any other, too.
 pub(super) fn is_for_want_of_room(error: &Error) -> bool {
     match error {
         Error::Refused { errno, hint, .. } => {

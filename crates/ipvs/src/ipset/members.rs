@@ -28,7 +28,7 @@ pub const TEMPORARY: &str = "TRIPOD-TEMPORARY";
 pub struct Refused {
     /// The member, as it was sent to the kernel.
     pub element: Element,
-    /// Why the kernel refused it. Members that were refused for want of room have the reason in
+    /// Why the kernel refused it. Members that were refused for lack of room have the reason in
     /// common, which names one of them.
     pub error: Arc<Error>,
 }

@@ -139,8 +139,8 @@ impl FamilyRules {
         watch.is_none_or(Watch::is_unmodified)
     }
 
-    /// Returns how soon another sync should see whether rules were written; `None`:
-    /// nothing is under way or to be tried again.
+    /// Returns how soon another sync should see whether rules were written; `None`: no request is
+    /// under way or due for a retry.
     pub fn next_check(&self) -> Option<Duration> {
         self.writer.as_ref().ok()?.next_check()
     }

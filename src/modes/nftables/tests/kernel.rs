@@ -137,7 +137,7 @@ const CASES: u32 = 500;
 /// A step: the number of a ServicePort, and the choices that generate it.
 type Step = (u16, u128);
 
-/// A table that another process writes again after these steps equals the one that they left.
+/// A table that is written as a whole after these steps equals the one that they left.
 fn converges(options: &Options, steps: &[Step]) {
     let family = options.family;
     let mut table = Watched::open(family);
