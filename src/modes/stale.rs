@@ -349,7 +349,7 @@ async fn blocking<T: Send + 'static>(
     }
 }
 
-/// Returns the outcome of deleting the flows of `matches`, by a task that has `ended`.
+/// Outcome of deleting the flows of `matches`, by a task that has `ended`.
 ///
 /// # Errors
 /// When the deletion failed, or was not completed.

@@ -195,7 +195,7 @@ impl Xtables {
         chains.find(|name| is_meant(name)).map(String::as_str)
     }
 
-    /// Returns the notifications of nf_tables for the changes since the last call.
+    /// Takes the notifications of nf_tables for the changes since the last call.
     pub(super) fn take_changes(&mut self) -> Vec<Request> {
         std::mem::take(&mut self.changes)
     }

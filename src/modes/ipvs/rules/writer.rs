@@ -216,7 +216,7 @@ impl RuleWriter {
         });
     }
 
-    /// Returns the outcome of the request under way, if it is known.
+    /// Takes the outcome of the request under way, if it is known.
     pub fn poll(&mut self) -> Option<Outcome> {
         self.under_way.as_ref()?;
         match self.answers.try_recv() {
@@ -241,7 +241,7 @@ impl RuleWriter {
         self.take(answer.unwrap_or_else(ended))
     }
 
-    /// Returns the outcome of the request under way; `None`: there is none.
+    /// Takes the outcome of the request under way; `None`: there is none.
     fn take(&mut self, answer: Answer) -> Option<Outcome> {
         let done = self.under_way.take()?;
         self.takes_over_later = answer.takes_over_later;
