@@ -20,6 +20,7 @@ pub mod events;
 mod family_metrics;
 pub mod hold;
 pub mod kernel;
+pub mod lifecycle;
 pub mod log;
 pub mod log_once;
 pub mod migrate;

@@ -7,5 +7,4 @@ use libfuzzer_sys::fuzz_target;
 fuzz_target!(|bytes: &[u8]| {
     tripod::hold::read_anything(bytes);
     tripod::modes::userspace::read_anything(bytes);
-    tripod::start::fuzz::handover(bytes);
 });

@@ -120,8 +120,8 @@ struct Session {
 }
 
 impl Session {
-    fn new(pool: Arc<Mutex<Pool>>, version: u16) -> Session {
-        let (number, offers) = pool.lock().join(version);
+    fn new(pool: Arc<Mutex<Pool>>) -> Session {
+        let (number, offers) = pool.lock().join();
         Session {
             pool,
             number,
@@ -239,8 +239,8 @@ impl Drop for Session {
 /// Serves one proxy until it ends.
 async fn serve(channel: Channel, pool: Arc<Mutex<Pool>>) {
     let mut buffer = [0; LONGEST];
-    let version = match timeout(GREETING, greet(&channel, &mut buffer)).await {
-        Ok(Ok(version)) if is_spoken(version) => version,
+    match timeout(GREETING, greet(&channel, &mut buffer)).await {
+        Ok(Ok(version)) if is_spoken(version) => {}
         Ok(Ok(other)) => {
             // It serves by sockets of its own, and connects again every second, so that
             // those of a proxy that ends later are closed, too.
@@ -251,9 +251,9 @@ async fn serve(channel: Channel, pool: Arc<Mutex<Pool>>) {
             return;
         }
         _ => return,
-    };
+    }
     tracing::info!("a proxy is connected");
-    let mut session = Session::new(pool, version);
+    let mut session = Session::new(pool);
     if let Err(error) = exchange(&channel, &mut buffer, &mut session).await {
         tracing::warn!("the connection of a proxy ends: {error}");
     }
@@ -334,7 +334,7 @@ mod tests {
             address: listener.local_addr().unwrap(),
             label: String::new(),
         };
-        let mut session = Session::new(Arc::default(), OLDEST);
+        let mut session = Session::new(Arc::default());
         let log = lines(0, || {
             for (number, is_there) in [(1, false), (2, false), (3, true), (4, true)] {
                 let record = Message::Hold(number, description.clone()).encode();

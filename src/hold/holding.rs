@@ -1,12 +1,13 @@
-//! The proxy's side: gives sockets to the holder as they are opened, and takes those
-//! that an ended process left there.
+//! The open sockets of the proxy, which other processes may be given: the holder, to which each is
+//! sent as it is opened, and a process that takes over. Also the sockets that this process was
+//! given.
 
 use std::{
     future::pending,
     io, mem,
     net::SocketAddr,
     os::fd::{AsFd, OwnedFd},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -20,11 +21,13 @@ use tokio::{sync::watch, time::timeout};
 
 use super::{
     greet,
-    inherited::{Held, InheritedSocket, Release, Released},
+    inherited::{Held, InheritedSocket, Listening, Origin, Release, Released, Taken},
     inode,
-    message::{FIRST_OF_HOLDER, FLOWS_SINCE, LONGEST, LONGEST_LABEL, Message, OLDEST, is_spoken},
+    message::{
+        FIRST_OF_HOLDER, LONGEST, LONGEST_LABEL, Message, OLDEST, SocketDescription, is_spoken,
+    },
     sending,
-    table::{Entry, Flow, Job, Socket, Table},
+    table::{Entry, Flow, Job, Others, Socket, Table},
 };
 use crate::kernel::socket::records::Channel;
 
@@ -34,13 +37,14 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// How long the holder may take to give what it has. It may hang.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// What the holder keeps for this process. Clones share it; the default has no holder.
+/// The open sockets of this process. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct Holding(Option<Arc<State>>);
+pub struct Holding(Arc<State>);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct State {
-    path: PathBuf,
+    /// Where the holder listens; `None`: there is none.
+    path: Option<PathBuf>,
     table: Mutex<Table>,
     /// Notifies that something is to be sent.
     queued: watch::Sender<()>,
@@ -48,35 +52,70 @@ struct State {
     answered: watch::Sender<bool>,
     /// Notifies that sockets were given.
     arrived: watch::Sender<()>,
-    /// Whether sockets stay with the holder when this process closes its own.
-    left: AtomicBool,
+    /// Whether this process ends, and the next one has its sockets.
+    is_left: AtomicBool,
 }
 
 impl Holding {
-    /// Returns what the holder at `path` will keep; nothing happens before
-    /// [`Holding::run`].
+    /// Has the holder at `path` keep them, from [`Holding::run`] on.
     pub fn at(path: PathBuf) -> Holding {
-        Holding(Some(Arc::new(State {
-            path,
-            table: Mutex::default(),
-            queued: watch::Sender::default(),
-            answered: watch::Sender::default(),
-            arrived: watch::Sender::default(),
-            left: AtomicBool::new(false),
-        })))
+        Holding(Arc::new(State {
+            path: Some(path),
+            ..State::default()
+        }))
     }
 
-    /// Has the holder keep `socket`, which is at `address` and was opened for `label`, until the
-    /// returned value is dropped. `None`: there is no holder, or `label` is too long for it.
+    /// Leaves all sockets to the next process: from now on this one accepts nothing, and what it
+    /// closes stays open there.
+    pub fn leave(&self) {
+        self.0.is_left.store(true, Relaxed);
+    }
+
+    /// Whether they are left to the next process.
+    pub fn is_left(&self) -> bool {
+        self.0.is_left.load(Relaxed)
+    }
+
+    /// Has this process accept wherever none of the `others` does.
+    pub fn set_turns(&self, others: Others) {
+        let mut table = self.0.table.lock();
+        let before = mem::replace(&mut table.others, others);
+        if before == others {
+            return;
+        }
+        for entry in table.sockets.values_mut() {
+            // The next successor takes what it can use.
+            entry.is_taken &= others.successors || !before.successors;
+            entry.set_turn(others);
+        }
+        if before.predecessors && !others.predecessors {
+            table.have_stopped = true;
+            drop(table);
+            self.0.arrived.send_replace(());
+        }
+    }
+
+    /// Records that a successor accepts at the socket of this `number` once it serves.
+    pub fn is_taken(&self, number: u64) {
+        let mut table = self.0.table.lock();
+        let others = table.others;
+        if let Some(entry) = table.sockets.get_mut(&number) {
+            entry.is_taken = true;
+            entry.set_turn(others);
+        }
+    }
+
+    /// Lets other processes have `socket`, which is at `address` and was opened for `label`, until
+    /// the returned value is dropped. `None`: `label` is too long for a record.
     pub fn hold(
         &self,
         protocol: Protocol,
         address: SocketAddr,
-        label: impl FnOnce() -> Arc<str>,
+        label: Arc<str>,
         socket: Socket,
+        is_shared: bool,
     ) -> Option<Held> {
-        let state = self.0.as_ref()?;
-        let label = label();
+        let state = &self.0;
         if label.len() > LONGEST_LABEL {
             return None;
         }
@@ -91,7 +130,10 @@ impl Holding {
             socket,
             inode,
             held: false,
+            is_shared,
+            is_taken: false,
         };
+        entry.set_turn(table.others);
         table.sockets.insert(number, entry);
         table.known.extend(inode);
         table.missing += 1;
@@ -104,25 +146,39 @@ impl Holding {
         })
     }
 
-    /// Returns whether the holder has every socket that it is to have, and at least one.
+    /// Whether the holder has every socket, and at least one.
     pub fn is_complete(&self) -> bool {
-        self.0.as_ref().is_some_and(|state| {
-            let table = state.table.lock();
-            table.connected && !table.sockets.is_empty() && table.missing == 0
-        })
+        let table = self.0.table.lock();
+        table.connected && !table.sockets.is_empty() && table.missing == 0
     }
 
-    /// Leaves all sockets to the holder: from now on nobody accepts, and nothing that
-    /// this process closes is closed there.
-    pub fn leave(&self) {
-        if let Some(state) = &self.0 {
-            state.left.store(true, Relaxed);
+    /// All open sockets, each with its number, for a process that takes over.
+    pub fn open(&self) -> Vec<(u64, SocketDescription, Arc<dyn Listening>)> {
+        let table = self.0.table.lock();
+        let open = table.sockets.iter();
+        let open = open.filter_map(|(number, entry)| {
+            Some((*number, entry.description(), entry.socket.upgrade()?))
+        });
+        open.collect()
+    }
+
+    /// Keeps a socket of a process that gives way to this one, until it is taken, of which `taken`
+    /// is told.
+    pub fn share(&self, description: SocketDescription, socket: OwnedFd, taken: Taken) {
+        if !description.matches(&socket) {
+            return;
         }
+        self.0.table.lock().inherited.push(InheritedSocket {
+            description,
+            socket,
+            origin: Origin::Predecessor(taken),
+        });
+        self.0.arrived.send_replace(());
     }
 
     /// Leaves `notes` for the next process; each fits in a record.
     pub fn note(&self, notes: Vec<Vec<u8>>) {
-        let Some(state) = &self.0 else { return };
+        let state = &self.0;
         let mut table = state.table.lock();
         for note in notes.into_iter().filter(|note| note.len() < LONGEST) {
             table.queue(Job::Note(note));
@@ -134,11 +190,8 @@ impl Holding {
     /// Leaves the sockets of UDP flows to the next process, each with what it must know of the
     /// flow.
     pub fn pass(&self, flows: impl Iterator<Item = Flow<Arc<dyn AsFd + Send + Sync>>>) {
-        let Some(state) = &self.0 else { return };
+        let state = &self.0;
         let mut table = state.table.lock();
-        if table.version < FLOWS_SINCE {
-            return;
-        }
         for flow in flows.filter(|(record, _)| record.len() < LONGEST) {
             table.queue(Job::Flow(flow));
         }
@@ -146,66 +199,62 @@ impl Holding {
         state.queued.send_replace(());
     }
 
-    /// Returns the UDP flows of ended processes that came since the last call.
+    /// The UDP flows of ended processes that came since the last call.
     pub fn take_flows(&self) -> Vec<Flow<OwnedFd>> {
-        let state = self.0.as_ref();
-        state.map_or_else(Vec::new, |state| mem::take(&mut state.table.lock().flows))
+        mem::take(&mut self.0.table.lock().flows)
     }
 
-    /// Returns the notes of the process before this one, once.
+    /// The notes of the process before this one, once.
     pub fn take_notes(&self) -> Vec<Vec<u8>> {
-        let state = self.0.as_ref();
-        state.map_or_else(Vec::new, |state| mem::take(&mut state.table.lock().notes))
+        mem::take(&mut self.0.table.lock().notes)
     }
 
-    /// Returns whether the holder was sent everything.
+    /// Whether the holder was sent everything.
     pub fn is_sent(&self) -> bool {
-        let state = self.0.as_ref();
-        state.is_none_or(|state| state.table.lock().queue.is_empty())
-    }
-
-    /// Returns whether this process has left its sockets to the holder.
-    pub fn is_left(&self) -> bool {
-        self.0
-            .as_ref()
-            .is_some_and(|state| state.left.load(Relaxed))
+        self.0.table.lock().queue.is_empty()
     }
 
     /// Waits until the holder has given what an ended process left there, or there is no
     /// holder, or it takes too long.
     pub async fn answered(&self) {
-        let Some(state) = &self.0 else { return };
+        let state = &self.0;
+        if state.path.is_none() {
+            return;
+        }
         let mut answered = state.answered.subscribe();
         // Fails only without a sender, which `state` has.
         let _ = timeout(ANSWER, answered.wait_for(|answered| *answered)).await;
     }
 
-    /// Returns the sockets that were given since the last call.
+    /// The sockets that were given since the last call.
     pub fn take_inherited(&self) -> Vec<InheritedSocket> {
-        let state = self.0.as_ref();
-        state.map_or_else(Vec::new, |state| {
-            mem::take(&mut state.table.lock().inherited)
-        })
+        mem::take(&mut self.0.table.lock().inherited)
     }
 
-    /// Waits until there are listening sockets to be taken. Flows that come without any are taken
-    /// with the next ones: a sync for each of thousands would be too many.
+    /// Whether the predecessors stopped accepting since the last call.
+    pub fn have_stopped(&self) -> bool {
+        mem::take(&mut self.0.table.lock().have_stopped)
+    }
+
+    /// Waits until there is something to take. Flows that come from the holder without listening
+    /// sockets are taken with the next ones: a sync for each of thousands would be too many.
     pub async fn arrived(&self) {
-        let Some(state) = &self.0 else {
-            return pending().await;
+        let mut arrived = self.0.arrived.subscribe();
+        let some = |_: &()| {
+            let table = self.0.table.lock();
+            table.have_stopped || !table.inherited.is_empty()
         };
-        let mut arrived = state.arrived.subscribe();
-        let some = |_: &()| !state.table.lock().inherited.is_empty();
-        // Fails only without a sender, which `state` has.
+        // Fails only without a sender, which `self` has.
         let _ = arrived.wait_for(some).await;
     }
 
     /// Talks to the holder for ever, whenever there is one.
     pub async fn run(self) {
-        let Some(state) = &self.0 else { return };
+        let state = &self.0;
+        let Some(path) = &state.path else { return };
         let mut warned = false;
         loop {
-            match attend(state).await {
+            match attend(state, path).await {
                 Ok(()) => {
                     warned = false;
                     tracing::info!("the holder ended: looking for another one");
@@ -216,7 +265,7 @@ impl Holding {
                     "{} holds no sockets for this process, so that clients are refused while none \
                      runs; run both from the same image, as the same user, in the same network \
                      namespace: {error}",
-                    state.path.display()
+                    path.display()
                 ),
             }
             state.disconnected();
@@ -234,7 +283,8 @@ fn is_absent(error: &io::Error) -> bool {
 
 impl Released for State {
     fn closed(&self, number: u64) {
-        if self.left.load(Relaxed) {
+        // The next process gets it from the holder.
+        if self.is_left.load(Relaxed) {
             return;
         }
         let mut table = self.table.lock();
@@ -266,10 +316,9 @@ impl State {
     }
 
     /// Records that a holder is connected, and queues all sockets for it.
-    fn connected(&self, version: u16) {
+    fn connected(&self) {
         let mut table = self.table.lock();
         table.connected = true;
-        table.version = version;
         table.connection += 1;
         let mut all: Vec<u64> = table.sockets.keys().copied().collect();
         all.sort_unstable();
@@ -325,7 +374,7 @@ impl State {
                     table.inherited.push(InheritedSocket {
                         description,
                         socket,
-                        release: Release { released, inode },
+                        origin: Origin::Holder(Release { released, inode }),
                     });
                     drop(table);
                     self.arrived.send_replace(());
@@ -354,15 +403,15 @@ impl State {
 }
 
 /// Talks to the holder until it ends.
-async fn attend(state: &Arc<State>) -> io::Result<()> {
-    let channel = Channel::connect(&state.path)?;
+async fn attend(state: &Arc<State>, path: &Path) -> io::Result<()> {
+    let channel = Channel::connect(path)?;
     if !channel.is_same_user() {
         return Err(io::Error::other("a process of another user listens there"));
     }
     let mut buffer = [0; LONGEST];
     let greeted = timeout(ANSWER, meet(&channel, &mut buffer)).await;
-    let version = greeted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
-    state.connected(version);
+    greeted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
+    state.connected();
     let mut queued = state.queued.subscribe();
     queued.mark_changed();
     let mut is_late = false;
@@ -396,11 +445,13 @@ async fn attend(state: &Arc<State>) -> io::Result<()> {
     }
 }
 
-/// Returns the version of the other side. Fails unless it is a holder that speaks one of this
-/// process.
-async fn meet(channel: &Channel, buffer: &mut [u8]) -> io::Result<u16> {
+/// Greets the other side.
+///
+/// # Errors
+/// When it is no holder that speaks a version of this process.
+async fn meet(channel: &Channel, buffer: &mut [u8]) -> io::Result<()> {
     match greet(channel, buffer).await {
-        Ok(version) if is_spoken(version) => Ok(version),
+        Ok(version) if is_spoken(version) => Ok(()),
         Ok(other) => Err(io::Error::other(format!(
             "it has version {other} of the protocol, and this process none before {OLDEST}; run \
              both from the same image"
@@ -416,10 +467,7 @@ async fn meet(channel: &Channel, buffer: &mut [u8]) -> io::Result<u16> {
 mod tests {
     use std::{net::TcpListener, sync::Weak};
 
-    use super::{
-        super::message::{SocketDescription, VERSION},
-        *,
-    };
+    use super::{super::message::SocketDescription, *};
 
     /// What another process left may be a socket that this one took before and serves.
     #[test]
@@ -432,8 +480,8 @@ mod tests {
             label: "web".to_owned(),
         };
         let holding = Holding::at(PathBuf::new());
-        let state = holding.0.as_ref().unwrap();
-        state.connected(VERSION);
+        let state = &holding.0;
+        state.connected();
         let given = |number| {
             let record = Message::Give(number, description.clone()).encode();
             let descriptor = socket.try_clone().unwrap().into();
@@ -441,7 +489,7 @@ mod tests {
             holding.take_inherited().len()
         };
         let weak: Weak<TcpListener> = Arc::downgrade(&socket);
-        let held = holding.hold(Protocol::Tcp, address, || "web".into(), weak);
+        let held = holding.hold(Protocol::Tcp, address, "web".into(), weak, false);
         assert_eq!(given(FIRST_OF_HOLDER), 0);
         let queue = |state: &State| mem::take(&mut state.table.lock().queue);
         let released = queue(state);

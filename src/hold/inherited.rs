@@ -1,10 +1,16 @@
-//! What the proxy has of the holder: sockets that are kept there, and those that it gave.
+//! Sockets that processes share: those of this process, which others may be given, and those that
+//! it was given.
 
-use std::{fmt, os::fd::OwnedFd, sync::Arc};
+use std::{
+    fmt,
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+};
 
 use net::Protocol;
+use tokio::sync::mpsc::UnboundedSender;
 
-use super::message::SocketDescription;
+use super::{inode, message::SocketDescription};
 use crate::kernel::socket::records;
 
 /// Has the holder close what need not be kept any more.
@@ -17,7 +23,13 @@ pub(super) trait Released: fmt::Debug + Send + Sync {
     fn unneeded(&self, inode: u64);
 }
 
-/// A socket that the holder keeps, until this is dropped.
+/// A socket at which this process accepts connections or receives datagrams.
+pub trait Listening: AsFd + Send + Sync {
+    /// Has another process do so in place of this one, or this one again.
+    fn leave(&self, to_another: bool);
+}
+
+/// An open socket that other processes may be given, until this is dropped.
 #[derive(Debug)]
 pub struct Held {
     pub(super) released: Arc<dyn Released>,
@@ -30,29 +42,66 @@ impl Drop for Held {
     }
 }
 
-/// A socket of an ended process.
+/// A socket of another process.
 #[derive(Debug)]
 pub struct InheritedSocket {
     pub(super) description: SocketDescription,
     pub(super) socket: OwnedFd,
-    pub(super) release: Release,
+    pub(super) origin: Origin,
+}
+
+/// Who gave a socket.
+#[derive(Debug)]
+pub enum Origin {
+    /// The holder: it was that of a process that has ended.
+    Holder(Release),
+    /// A process that gives way to this one, and may still accept there.
+    Predecessor(Taken),
+}
+
+/// Tells a predecessor which of its sockets this process takes.
+#[derive(Clone, Debug)]
+pub struct Taken {
+    /// The predecessor's number of the socket.
+    pub number: u64,
+    /// Where the number is sent.
+    pub sender: UnboundedSender<u64>,
 }
 
 impl InheritedSocket {
-    /// Returns its description, which was checked against the socket.
+    /// Its description, which was checked against the socket.
     pub fn description(&self) -> &SocketDescription {
         &self.description
     }
 
-    /// Returns the socket, and what has the holder close its own descriptor when it is
-    /// dropped.
-    pub fn into_parts(self) -> (OwnedFd, Release) {
-        (self.socket, self.release)
+    /// Whether a predecessor gave it.
+    pub fn is_shared(&self) -> bool {
+        matches!(self.origin, Origin::Predecessor(_))
     }
 
-    /// Closes it in this process and in the holder. Connections that wait are reset.
+    /// Whether both are descriptors of one socket.
+    pub fn is_same(&self, other: &InheritedSocket) -> bool {
+        let inode = |of: &InheritedSocket| inode(&of.socket).ok();
+        inode(self) == inode(other)
+    }
+
+    /// Takes the socket, to accept there. The holder closes its own descriptor when what is
+    /// returned next to it is dropped.
+    pub fn take(self) -> (OwnedFd, Option<Release>) {
+        match self.origin {
+            Origin::Holder(release) => (self.socket, Some(release)),
+            Origin::Predecessor(Taken { number, sender }) => {
+                // It fails if that process has ended.
+                let _ = sender.send(number);
+                (self.socket, None)
+            }
+        }
+    }
+
+    /// Closes it in this process and in the holder. Connections that wait are reset, unless a
+    /// predecessor has it.
     pub fn close(self) {
-        if self.description.protocol == Protocol::Tcp {
+        if self.description.protocol == Protocol::Tcp && !self.is_shared() {
             records::stop_listening(&self.socket);
         }
     }
@@ -82,10 +131,10 @@ impl InheritedSocket {
                 label: String::new(),
             },
             socket: socket.into(),
-            release: Release {
+            origin: Origin::Holder(Release {
                 released: Arc::new(()),
                 inode: 0,
-            },
+            }),
         }
     }
 }

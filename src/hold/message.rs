@@ -1,28 +1,39 @@
-//! The records between a proxy and the holder, as bytes. Pure.
+//! The records that processes exchange over a unix socket, as bytes. Pure.
+//!
+//! A *giver* has sockets for the process at the other end: the holder those of processes that have
+//! ended, and a process that serves its own ones. Both sides greet first, with their version.
 //!
 //! ```text
 //! proxy                                      holder
-//! Hello: its version                   ──►
-//!                                      ◄──   Hello: its version
-//!                                      ◄──   Give: a socket that no process serves,
-//!                                            for each of them
-//!                                      ◄──   Flow: a UDP flow that an ended proxy passed
-//!                                            on, for each of them (since version 2)
-//!                                      ◄──   Note: what the proxy before it recorded
+//! Hello                                ──►
+//!                                      ◄──   Hello
+//!                                      ◄──   Give, Flow, Note: for all that ended proxies left
 //!                                      ◄──   All
 //! Hold: a socket that it has opened    ──►
 //!                                      ◄──   Held
-//! Release: of one that was held, or    ──►
-//!          given
-//! Note: for the next proxy, in place   ──►
-//!       of what the one before recorded
-//! Flow: a UDP flow with its socket,    ──►
-//!       for the next proxy (likewise)
+//! Release: one that was held or given  ──►
+//! Note, Flow: for the next proxy       ──►
+//!
+//! successor                                  predecessor
+//! Hello                                ──►
+//!                                      ◄──   Hello
+//!                                      ◄──   Port: for each socket on which it answers about itself
+//!                                      ◄──   All
+//! TakeOver: it is about to sync        ──►   gives way
+//!                                      ◄──   Give, Flow: for all of its sockets and UDP flows
+//!                                      ◄──   All
+//! Port: it answers at this address     ──►   leaves that to it
+//! Held: it accepts there once it serves ──►
+//! Serves: its first sync is applied    ──►   stops accepting and receiving there
+//!                                      ◄──   Flow: for each that began meanwhile
+//!                                      ◄──   Note: which client has which endpoint
+//!                                      ◄──   All
+//! accepts and receives
+//! end of the connection                ──►   serves again
 //! ```
 //!
-//! A number names a socket on one connection; the proxy chooses the numbers of the sockets that it
-//! has the holder keep, the holder those of the sockets that it gives, from [`FIRST_OF_HOLDER`] on.
-//! Numbers are big endian.
+//! A number names a socket on one connection; a proxy chooses the numbers of its own sockets, the
+//! holder those of the sockets that it gives, from [`FIRST_OF_HOLDER`] on. Numbers are big endian.
 
 use std::net::SocketAddr;
 
@@ -30,17 +41,13 @@ use net::Protocol;
 
 use super::bytes::{append_ip, take, take_ip};
 
-/// The version of the records. Both sides use the lower of theirs, so that proxy and holder work
-/// together while only one of them is upgraded: a later version has to support all from [`OLDEST`]
-/// on.
-pub const VERSION: u16 = 2;
+/// The version of the records. Both sides use the lower of theirs, so that processes work together
+/// while only one of them is upgraded: a later version has to support all from [`OLDEST`] on.
+pub const VERSION: u16 = 1;
 
 /// The oldest version that is supported. A proxy for which the holder is too old greets it with
 /// version 0, and the holder closes what it has: see [`is_spoken`].
 pub const OLDEST: u16 = 1;
-
-/// The first version with flows.
-pub const FLOWS_SINCE: u16 = 2;
 
 /// Returns whether records are exchanged with a side that greets with `version`.
 pub fn is_spoken(version: u16) -> bool {
@@ -48,7 +55,7 @@ pub fn is_spoken(version: u16) -> bool {
 }
 
 /// The longest record, in bytes.
-pub const LONGEST: usize = 1024;
+pub const LONGEST: usize = 1100;
 
 /// The longest label, in bytes. Names of Kubernetes have 253 at most, and a label has three of them
 /// (RFC 1123).
@@ -88,6 +95,13 @@ pub enum Message {
     /// Comes with the socket of a UDP flow: what the next proxy must know of the flow, in the
     /// proxies' own format.
     Flow(Vec<u8>),
+    /// The successor is about to sync for the first time.
+    TakeOver,
+    /// The successor's first sync is applied.
+    Serves,
+    /// From a predecessor, with a listening socket: it answers there about itself. From a
+    /// successor, without: now this process does.
+    Port(SocketAddr),
 }
 
 /// Kinds of records, as their first byte.
@@ -100,6 +114,9 @@ mod kind {
     pub(super) const ALL: u8 = 6;
     pub(super) const NOTE: u8 = 7;
     pub(super) const FLOW: u8 = 8;
+    pub(super) const TAKE_OVER: u8 = 9;
+    pub(super) const SERVES: u8 = 10;
+    pub(super) const PORT: u8 = 11;
 }
 
 impl Message {
@@ -127,6 +144,9 @@ impl Message {
             Message::All => vec![kind::ALL],
             Message::Note(note) => [&[kind::NOTE][..], note].concat(),
             Message::Flow(flow) => [&[kind::FLOW][..], flow].concat(),
+            Message::TakeOver => vec![kind::TAKE_OVER],
+            Message::Serves => vec![kind::SERVES],
+            Message::Port(address) => append_address(vec![kind::PORT], *address),
         }
     }
 
@@ -154,9 +174,27 @@ impl Message {
             kind::ALL if rest.is_empty() => Message::All,
             kind::NOTE => Message::Note(rest.to_vec()),
             kind::FLOW => Message::Flow(rest.to_vec()),
+            kind::TAKE_OVER if rest.is_empty() => Message::TakeOver,
+            kind::SERVES if rest.is_empty() => Message::Serves,
+            kind::PORT => {
+                let mut rest = rest;
+                let address = take_address(&mut rest)?;
+                rest.is_empty().then_some(Message::Port(address))?
+            }
             _ => return None,
         })
     }
+}
+
+fn append_address(mut bytes: Vec<u8>, address: SocketAddr) -> Vec<u8> {
+    bytes.extend(address.port().to_be_bytes());
+    append_ip(&mut bytes, address.ip());
+    bytes
+}
+
+fn take_address(bytes: &mut &[u8]) -> Option<SocketAddr> {
+    let port = u16::from_be_bytes(take(bytes)?);
+    Some((take_ip(bytes)?, port).into())
 }
 
 /// Reads `bytes` as a record, which must be the same once written and read; for tests
@@ -173,8 +211,7 @@ impl SocketDescription {
     /// address and the label.
     fn append_to(&self, mut bytes: Vec<u8>) -> Vec<u8> {
         bytes.push(self.protocol.number());
-        bytes.extend(self.address.port().to_be_bytes());
-        append_ip(&mut bytes, self.address.ip());
+        bytes = append_address(bytes, self.address);
         bytes.extend(self.label.as_bytes());
         bytes
     }
@@ -182,12 +219,11 @@ impl SocketDescription {
     fn parse(mut bytes: &[u8]) -> Option<SocketDescription> {
         let [protocol] = take(&mut bytes)?;
         let protocol = Protocol::from_number(protocol)?;
-        let port = u16::from_be_bytes(take(&mut bytes)?);
-        let ip = take_ip(&mut bytes)?;
+        let address = take_address(&mut bytes)?;
         let label = std::str::from_utf8(bytes).ok()?;
         (label.len() <= LONGEST_LABEL).then(|| SocketDescription {
             protocol,
-            address: (ip, port).into(),
+            address,
             label: label.to_owned(),
         })
     }
@@ -224,6 +260,9 @@ mod tests {
             Message::All,
             Message::Note(b"note".to_vec()),
             Message::Flow(b"flow".to_vec()),
+            Message::TakeOver,
+            Message::Serves,
+            Message::Port("[fd00::10]:10256".parse().unwrap()),
         ] {
             assert_eq!(Message::parse(&message.encode()), Some(message));
         }
@@ -244,7 +283,8 @@ mod tests {
         for bytes in [
             &[][..],
             &[0],
-            &[9],
+            &[12],
+            &[9, 0],
             &[6, 0],
             &held[..8],
             &[&held[..], &[0]].concat(),
@@ -264,7 +304,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_a_record_that_is_written_the_same_or_none(
-            kind in 0..9_u8,
+            kind in 0..13_u8,
             bytes in proptest::collection::vec(any::<u8>(), 0..60),
         ) {
             let bytes = [&[kind][..], &bytes].concat();

@@ -12,12 +12,12 @@ mod flows;
 mod holder;
 mod holding;
 mod inherited;
-mod message;
+pub(crate) mod message;
 mod others;
 mod pool;
 #[cfg(test)]
 pub(crate) mod recorded;
-mod sending;
+pub(crate) mod sending;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -32,8 +32,9 @@ use self::message::{Message, VERSION};
 pub use self::{
     holder::{MOST_NOTES, hold},
     holding::Holding,
-    inherited::{Held, InheritedSocket, Release},
+    inherited::{Held, InheritedSocket, Listening, Release, Taken},
     message::SocketDescription,
+    table::Others,
 };
 use crate::kernel::socket::{listening, records::Channel};
 
@@ -60,7 +61,7 @@ fn inode(socket: &impl AsFd) -> io::Result<u64> {
 ///
 /// # Errors
 /// Those of the channel, and `InvalidData` where the other side says something else.
-async fn greet(channel: &Channel, buffer: &mut [u8]) -> io::Result<u16> {
+pub(crate) async fn greet(channel: &Channel, buffer: &mut [u8]) -> io::Result<u16> {
     let hello = Message::Hello(VERSION).encode();
     channel.send(&hello, None).await?;
     let received = channel.receive(buffer).await?;

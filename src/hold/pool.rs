@@ -6,7 +6,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::{
     flows::{PassedFlow, PassedFlows},
-    message::{FLOWS_SINCE, SocketDescription},
+    message::SocketDescription,
     others::Others,
 };
 use crate::kernel::socket::bound::BoundAddress;
@@ -49,18 +49,11 @@ pub(super) struct Pool {
     pub(super) notes: Vec<Vec<u8>>,
     /// UDP flows that no proxy has taken yet.
     flows: PassedFlows,
-    /// The proxies that are connected, in the order in which they came.
-    pub(super) proxies: BTreeMap<u64, Proxy>,
+    /// What the connected proxies are sent, in the order in which they came.
+    pub(super) proxies: BTreeMap<u64, UnboundedSender<Offer>>,
     next: u64,
     /// Which processes have sockets at the addresses of `unserved`.
     others: Others,
-}
-
-/// A proxy that is connected.
-#[derive(Debug)]
-pub(super) struct Proxy {
-    version: u16,
-    offers: UnboundedSender<Offer>,
 }
 
 impl Pool {
@@ -109,16 +102,11 @@ impl Pool {
     }
 
     /// Offers what no proxy serves to a new one. Returns its number and the offers.
-    pub(super) fn join(&mut self, version: u16) -> (u64, UnboundedReceiver<Offer>) {
+    pub(super) fn join(&mut self) -> (u64, UnboundedReceiver<Offer>) {
         let (send, offers) = unbounded_channel();
         let sockets = mem::take(&mut self.unserved).into_iter();
         let notes = self.notes.iter().cloned().map(Offer::Note);
-        let flows = if version >= FLOWS_SINCE {
-            self.flows.take()
-        } else {
-            Vec::new()
-        };
-        let flows = flows.into_iter().map(Offer::Flow);
+        let flows = self.flows.take().into_iter().map(Offer::Flow);
         let all = sockets.map(Offer::Socket).chain(flows).chain(notes);
         for offer in all.chain([Offer::All]) {
             // It does not fail: the receiver exists.
@@ -126,11 +114,7 @@ impl Pool {
         }
         let number = self.next;
         self.next += 1;
-        let proxy = Proxy {
-            version,
-            offers: send,
-        };
-        self.proxies.insert(number, proxy);
+        self.proxies.insert(number, send);
         (number, offers)
     }
 
@@ -144,7 +128,7 @@ impl Pool {
             self.unserved.push(held);
             return;
         };
-        if let Err(refused) = last.offers.send(Offer::Socket(held))
+        if let Err(refused) = last.send(Offer::Socket(held))
             && let Offer::Socket(held) = refused.0
         {
             self.unserved.push(held);
@@ -154,11 +138,10 @@ impl Pool {
     /// Offers a flow to the proxy that came last, or keeps it for the next one.
     pub(super) fn pass(&mut self, flow: PassedFlow) {
         match self.proxies.values().next_back() {
-            Some(last) if last.version >= FLOWS_SINCE => {
+            Some(last) => {
                 // If it cannot be sent, its socket is closed, and the flow ends.
-                let _ = last.offers.send(Offer::Flow(flow));
+                let _ = last.send(Offer::Flow(flow));
             }
-            Some(_) => {}
             None => self.flows.add(flow),
         }
     }

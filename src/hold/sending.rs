@@ -20,7 +20,7 @@ fn is_passing(error: &io::Error) -> bool {
 /// Returns what `send` returns, which sends a record to `other` and is called again after a pause
 /// while it returns an error that passes. That is logged if `is_late` is not set yet, which is set
 /// then until a record is sent.
-pub(super) async fn when_possible<Sending>(
+pub(crate) async fn when_possible<Sending>(
     is_late: &mut bool,
     other: &str,
     mut send: impl FnMut() -> Sending,

@@ -4,19 +4,19 @@ use std::{
     collections::{HashMap, HashSet, VecDeque},
     fmt,
     net::SocketAddr,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{Arc, Weak},
 };
 
 use net::Protocol;
 
 use super::{
-    inherited::InheritedSocket,
+    inherited::{InheritedSocket, Listening},
     message::{Message, SocketDescription},
 };
 
-/// A socket that the holder is to have while it is open.
-pub(super) type Socket = Weak<dyn AsFd + Send + Sync>;
+/// A socket that other processes may have while it is open.
+pub(super) type Socket = Weak<dyn Listening>;
 
 /// A flow's socket, and what the next process must know of it.
 pub(super) type Flow<Socket> = (Vec<u8>, Socket);
@@ -37,9 +37,11 @@ pub(super) struct Table {
     /// Number of the connection; 0: there was none yet.
     pub(super) connection: u64,
     pub(super) connected: bool,
-    /// Version of the records that both sides use.
-    pub(super) version: u16,
     pub(super) inherited: Vec<InheritedSocket>,
+    /// Which other processes may accept at the sockets of this one.
+    pub(super) others: Others,
+    /// Whether the predecessors stopped accepting since that was asked last.
+    pub(super) have_stopped: bool,
     /// UDP flows of an ended process.
     pub(super) flows: Vec<Flow<OwnedFd>>,
     /// Notes of the process before.
@@ -52,6 +54,15 @@ impl fmt::Debug for Table {
     }
 }
 
+/// Other processes that may accept connections at sockets of this one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Others {
+    /// Predecessors that have not stopped.
+    pub predecessors: bool,
+    /// Successors that serve.
+    pub successors: bool,
+}
+
 pub(super) struct Entry {
     pub(super) protocol: Protocol,
     pub(super) address: SocketAddr,
@@ -61,6 +72,43 @@ pub(super) struct Entry {
     pub(super) inode: Option<u64>,
     /// Whether the holder confirmed that it has it.
     pub(super) held: bool,
+    /// Whether a process that gave way to this one gave it.
+    pub(super) is_shared: bool,
+    /// Whether a process that takes over accepts there once it serves.
+    pub(super) is_taken: bool,
+}
+
+/// A socket that goes with a record.
+pub(super) enum Sent {
+    Socket(Arc<dyn Listening>),
+    Flow(Arc<dyn AsFd + Send + Sync>),
+}
+
+impl AsFd for Sent {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Sent::Socket(socket) => socket.as_fd(),
+            Sent::Flow(socket) => socket.as_fd(),
+        }
+    }
+}
+
+impl Entry {
+    /// Has this process accept there, unless another one does.
+    pub(super) fn set_turn(&self, others: Others) {
+        if let Some(socket) = self.socket.upgrade() {
+            let predecessors = self.is_shared && others.predecessors;
+            socket.leave(predecessors || self.is_taken && others.successors);
+        }
+    }
+
+    pub(super) fn description(&self) -> SocketDescription {
+        SocketDescription {
+            protocol: self.protocol,
+            address: self.address,
+            label: self.label.to_string(),
+        }
+    }
 }
 
 pub(super) enum Job {
@@ -78,23 +126,20 @@ impl Table {
     }
 
     /// Returns the next record, with its socket if it has one.
-    pub(super) fn next(&self) -> Option<(Message, Option<Arc<dyn AsFd + Send + Sync>>)> {
+    pub(super) fn next(&self) -> Option<(Message, Option<Sent>)> {
         Some(match self.queue.front()? {
             Job::Release(number) => (Message::Release(*number), None),
             Job::Note(note) => (Message::Note(note.clone()), None),
-            Job::Flow((record, socket)) => {
-                (Message::Flow(record.clone()), Some(Arc::clone(socket)))
-            }
+            Job::Flow((record, socket)) => (
+                Message::Flow(record.clone()),
+                Some(Sent::Flow(Arc::clone(socket))),
+            ),
             Job::Hold(number) => {
                 let entry = self.sockets.get(number);
                 match entry.and_then(|entry| Some((entry, entry.socket.upgrade()?))) {
                     Some((entry, socket)) => {
-                        let description = SocketDescription {
-                            protocol: entry.protocol,
-                            address: entry.address,
-                            label: entry.label.to_string(),
-                        };
-                        (Message::Hold(*number, description), Some(socket))
+                        let message = Message::Hold(*number, entry.description());
+                        (message, Some(Sent::Socket(socket)))
                     }
                     // It was closed meanwhile.
                     None => (Message::Release(*number), None),

@@ -14,7 +14,7 @@ use net::Protocol;
 use tokio::{task::JoinHandle, time::timeout};
 
 use super::{
-    Holding, SocketDescription, hold,
+    Holding, Listening, SocketDescription, hold,
     message::{LONGEST, Message, OLDEST, VERSION},
 };
 use crate::kernel::socket::{
@@ -75,6 +75,10 @@ async fn beside_a_holder(place: &Place, body: impl Future<Output = ()>) {
         ended = hold(&path) => panic!("the holder ended: {ended:?}"),
         done = timeout(DEADLINE, body) => done.expect("it hangs"),
     }
+}
+
+impl Listening for TcpListener {
+    fn leave(&self, _: bool) {}
 }
 
 async fn receive(channel: &Channel) -> Option<Message> {
@@ -146,7 +150,7 @@ async fn a_socket_that_is_not_what_it_is_said_to_be_is_not_held() {
             .map(|inherited| inherited.description().clone())
             .collect();
         assert_eq!(descriptions, [right]);
-        let (socket, _release) = inherited.into_iter().next().unwrap().into_parts();
+        let (socket, _release) = inherited.into_iter().next().unwrap().take();
         let (_, peer) = TcpListener::from(socket).accept().unwrap();
         assert_eq!(peer, waits.local_addr().unwrap());
         running.abort();
@@ -167,7 +171,7 @@ async fn what_a_proxy_closes_is_closed_and_what_it_leaves_is_kept() {
         let keep = |socket: &Arc<TcpListener>, address| {
             let socket: Weak<TcpListener> = Arc::downgrade(socket);
             proxy
-                .hold(Protocol::Tcp, address, || Arc::clone(&label), socket)
+                .hold(Protocol::Tcp, address, Arc::clone(&label), socket, false)
                 .unwrap()
         };
         let entries = (keep(&closed, at_closed), keep(&left, at_left));
@@ -204,8 +208,10 @@ async fn a_proxy_whose_connection_broke_is_not_given_its_own_sockets() {
         let proxy = Holding::at(place.socket());
         let running = tokio::spawn(proxy.clone().run());
         let open: Weak<TcpListener> = Arc::downgrade(&socket);
-        let label = || "internal default/web".into();
-        let entry = proxy.hold(Protocol::Tcp, address, label, open).unwrap();
+        let label = "internal default/web".into();
+        let entry = proxy
+            .hold(Protocol::Tcp, address, label, open, false)
+            .unwrap();
         until(|| proxy.is_complete()).await;
         proxy.note(vec![b"note".to_vec()]);
         until(|| proxy.is_sent()).await;

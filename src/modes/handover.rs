@@ -1,11 +1,11 @@
 //! Giving way to another process that takes over the service addresses, and taking them back should
 //! it end early.
 //!
-//! A *successor*, in any mode, says that it is about to capture the addresses. From then on this
-//! process writes no rules and routes, which would undo the successor's, opens no further listener,
-//! and hands new connections of shared addresses to the successor's sockets. It still follows the
-//! cluster: a connection that reaches it nevertheless finds the right endpoint. When the last
-//! successor is gone, it writes and opens everything again.
+//! A *successor*, in whichever mode, says that it is about to capture the addresses. From
+//! then on this process writes no rules and routes, which would undo the successor's, and opens no
+//! further listener. The successor is given the sockets, on which it accepts once it serves; until
+//! then this process does. It follows the cluster as long as it runs. When the last successor is
+//! gone, it accepts on its sockets, and writes and opens everything again.
 
 use std::{
     sync::{
@@ -23,7 +23,7 @@ use tokio::{
 };
 
 use super::userspace::assignments::{Assignments, FlowToPass};
-use crate::hold::Holding;
+use crate::hold::{Holding, Others};
 
 /// How long a successor waits for the sync that hands connections to it.
 const SYNC: Duration = Duration::from_secs(2);
@@ -33,19 +33,18 @@ const SYNC: Duration = Duration::from_secs(2);
 pub struct OtherProcesses {
     /// Successors that are there.
     successors: usize,
-    /// Those of them whose listeners are open.
+    /// Those of them whose first sync is applied.
     serving: usize,
-    /// Sockets that the latest successor opens for an address.
-    sockets: u32,
     /// Processes that gave way to this one and have not ended.
     predecessors: usize,
+    /// Those of them that may still accept connections.
+    accepting: usize,
 }
 
 impl OtherProcesses {
-    /// Returns how many sockets the successor, to which new connections are handed, has
-    /// for an address; `None`: this process serves them itself.
-    pub(super) fn yields_to(&self) -> Option<u32> {
-        (self.successors > 0).then_some(self.sockets)
+    /// Returns whether a successor is there, which writes rules in place of this process.
+    pub(super) fn yields(&self) -> bool {
+        self.successors > 0
     }
 
     /// Returns whether a process that gave way has not ended yet.
@@ -53,9 +52,17 @@ impl OtherProcesses {
         self.predecessors > 0
     }
 
-    /// The values that decide about sockets and rules.
-    fn effect(&self) -> (Option<u32>, usize) {
-        (self.yields_to(), self.predecessors)
+    /// Returns which of them accept connections.
+    fn accept(&self) -> Others {
+        Others {
+            predecessors: self.accepting > 0,
+            successors: self.serving > 0,
+        }
+    }
+
+    /// Returns what decides about sockets and rules.
+    fn effect(&self) -> (bool, bool) {
+        (self.yields(), self.has_predecessor())
     }
 }
 
@@ -156,8 +163,25 @@ impl Handover {
         holding.pass(new.map(|FlowToPass { flow, record }| (record, flow as _)));
     }
 
+    /// Leaves the sockets to the successor as they are, at the end of this process.
+    pub fn leave_to_successor(&self) {
+        if let Some(holding) = self.holding() {
+            holding.leave();
+        }
+    }
+
+    /// Changes what is known of other processes, and with it which process accepts.
+    fn change(&self, change: impl FnOnce(&mut OtherProcesses)) {
+        self.0.others.send_modify(|others| {
+            change(others);
+            if let Some(holding) = self.holding() {
+                holding.set_turns(others.accept());
+            }
+        });
+    }
+
     /// Returns whether connections that come in while no process runs wait for the next
-    /// one: the holder has all sockets, and no successor has others.
+    /// one: the holder has all sockets, and there is no successor.
     pub fn is_held(&self) -> bool {
         self.holding().is_some_and(Holding::is_complete) && !self.has_successor()
     }
@@ -169,7 +193,7 @@ impl Handover {
 
     /// Returns whether a process that takes over is there.
     pub fn has_successor(&self) -> bool {
-        self.other_processes().yields_to().is_some()
+        self.other_processes().yields()
     }
 
     /// Records that everything that this process should serve has been applied.
@@ -185,12 +209,12 @@ impl Handover {
 
     /// Waits until a process that takes over is there.
     pub(super) async fn until_yielding(&self) {
-        self.until(|now| now.yields_to().is_some()).await;
+        self.until(|now| now.yields()).await;
     }
 
     /// Waits until no process that takes over is there.
     pub(super) async fn until_not_yielding(&self) {
-        self.until(|now| now.yields_to().is_none()).await;
+        self.until(|now| !now.yields()).await;
     }
 
     /// Waits until a successor's listeners are open.
@@ -209,16 +233,13 @@ impl Handover {
         self.0.applied.borrow().is_some()
     }
 
-    /// Gives way to a successor with `sockets` for an address. Returns when no
-    /// rule is being written any more and new connections are handed to it.
-    pub async fn give_way(&self, sockets: u32) -> Successor {
+    /// Gives way to a successor. Returns when no rule is being written any more and no further
+    /// listener is opened.
+    pub async fn give_way(&self) -> Successor {
         let mut applied = self.0.applied.subscribe();
         {
             let _capturing = self.0.capturing.lock().await;
-            self.0.others.send_modify(|others| {
-                others.successors += 1;
-                others.sockets = sockets;
-            });
+            self.change(|others| others.successors += 1);
         }
         let successor = Successor {
             handover: self.clone(),
@@ -226,18 +247,22 @@ impl Handover {
         };
         // Without a first sync there is nothing to hand over. A sync that fails
         // keeps no process from taking over.
-        let done = |applied: &Option<OtherProcesses>| {
-            applied.is_none_or(|applied| applied.yields_to().is_some())
-        };
+        let done =
+            |applied: &Option<OtherProcesses>| applied.is_none_or(|applied| applied.yields());
         let _ = timeout(SYNC, applied.wait_for(done)).await;
         successor
     }
 
-    /// Records that a process gave way to this one.
+    /// Records that a process gave way to this one, and still accepts connections.
     pub fn follows(&self) -> Predecessor {
-        let others = &self.0.others;
-        others.send_modify(|others| others.predecessors += 1);
-        Predecessor(self.clone())
+        self.change(|others| {
+            others.predecessors += 1;
+            others.accepting += 1;
+        });
+        Predecessor {
+            handover: self.clone(),
+            accepts: true,
+        }
     }
 
     /// Returns a receiver that tells when other processes come, serve or go.
@@ -261,7 +286,7 @@ impl Handover {
     /// successor has it.
     pub(super) async fn capturing(&self) -> Option<MutexGuard<'_, ()>> {
         let capturing = self.0.capturing.lock().await;
-        let yields = self.other_processes().yields_to().is_some();
+        let yields = self.other_processes().yields();
         (!yields).then_some(capturing)
     }
 
@@ -291,18 +316,17 @@ pub struct Successor {
 }
 
 impl Successor {
-    /// Records that its listeners are open and its rules are applied.
+    /// Records that its first sync is applied: it accepts from now on.
     pub fn serves(&mut self) {
         if !std::mem::replace(&mut self.serves, true) {
-            let others = &self.handover.0.others;
-            others.send_modify(|others| others.serving += 1);
+            self.handover.change(|others| others.serving += 1);
         }
     }
 }
 
 impl Drop for Successor {
     fn drop(&mut self) {
-        self.handover.0.others.send_modify(|others| {
+        self.handover.change(|others| {
             others.successors = others.successors.saturating_sub(1);
             let serving = usize::from(self.serves);
             others.serving = others.serving.saturating_sub(serving);
@@ -312,11 +336,25 @@ impl Drop for Successor {
 
 /// A process that gave way, until this is dropped.
 #[derive(Debug)]
-pub struct Predecessor(Handover);
+pub struct Predecessor {
+    handover: Handover,
+    accepts: bool,
+}
+
+impl Predecessor {
+    /// Records that it accepts no connections any more.
+    pub fn stopped(&mut self) {
+        if std::mem::replace(&mut self.accepts, false) {
+            let handover = &self.handover;
+            handover.change(|others| others.accepting = others.accepting.saturating_sub(1));
+        }
+    }
+}
 
 impl Drop for Predecessor {
     fn drop(&mut self) {
-        self.0.0.others.send_modify(|others| {
+        self.stopped();
+        self.handover.change(|others| {
             others.predecessors = others.predecessors.saturating_sub(1);
         });
     }
@@ -339,8 +377,8 @@ mod tests {
         let ours = handover();
         assert!(ours.capturing().await.is_some());
         // Nothing to hand over before a first sync.
-        let mut successor = ours.give_way(3).await;
-        assert_eq!(ours.other_processes().yields_to(), Some(3));
+        let mut successor = ours.give_way().await;
+        assert!(ours.other_processes().yields());
         assert!(ours.capturing().await.is_none());
         assert!(!ours.is_succeeded());
         ours.changed(OtherProcesses::default()).await;
@@ -362,7 +400,7 @@ mod tests {
         let ours = handover();
         ours.acted_on(ours.other_processes());
         let other = ours.clone();
-        let coming = tokio::spawn(async move { other.give_way(1).await });
+        let coming = tokio::spawn(async move { other.give_way().await });
         ours.changed(OtherProcesses::default()).await;
         assert!(!coming.is_finished());
         ours.acted_on(ours.other_processes());

@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(*syncs.lock(), (1, families));
         assert!(is_modified(&mut mode).await, "what others change counts");
 
-        let successor = handover.give_way(1).await;
+        let successor = handover.give_way().await;
         assert!(is_modified(&mut mode).await, "a sync is due");
         for asked in [some, all] {
             let outcomes = mode.sync(&map, asked).await;

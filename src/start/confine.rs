@@ -2,13 +2,14 @@
 
 use std::path::Path;
 
-use super::{probe::Chosen, programs::Programs, succession, takeover};
+use super::{probe::Chosen, programs::Programs, takeover};
 use crate::{
     api_client::{credential_files, names_program},
     cli::{Job, Settings},
     config::ModeName,
     confine::{self, Confinement, Files, Serving, Task},
     kernel::{probe::Kernel, socket::unix},
+    lifecycle,
     modes::userspace::{
         Rings,
         capture::{self, Method},
@@ -126,7 +127,7 @@ fn sockets(settings: &Settings) -> Vec<(&Path, u32)> {
     }
     let status = settings.own.status_socket.as_deref();
     let status = status.map(|path| (path, unix::READABLE));
-    let successors = (Path::new(succession::FIRST), unix::PRIVATE);
+    let successors = (Path::new(lifecycle::FIRST), unix::PRIVATE);
     status.into_iter().chain([successors]).collect()
 }
 
@@ -179,7 +180,7 @@ mod tests {
         let of_proxy = files(&proxy);
         let expected: [&Path; 2] = [
             Path::new("/run/tripod/tripod.sock"),
-            Path::new(succession::FIRST),
+            Path::new(lifecycle::FIRST),
         ];
         assert_eq!(of_proxy.sockets, expected);
         assert_eq!(of_proxy.written, [Path::new(XTABLES_LOCK)]);

@@ -1,5 +1,4 @@
-//! What any manifests result in for each mode, and what any bytes do that another process sends:
-//! for fuzz targets in `fuzz/`.
+//! What any manifests result in for each mode: for fuzz targets in `fuzz/`.
 
 use std::sync::LazyLock;
 
@@ -42,32 +41,16 @@ pub fn manifests(text: &str) {
     }
 }
 
-/// Reads `bytes` as what the process before this one, or the one after it, sends. The result does
-/// not matter.
-pub fn handover(bytes: &[u8]) {
-    super::succession::read_anything(bytes);
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
-    use super::{handover, manifests};
+    use super::manifests;
 
     const TEXT: &str = include_str!("../../examples/hello/hello.yaml");
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(300))]
-
-        #[test]
-        fn no_bytes_of_another_process_make_this_one_panic(
-            bytes in proptest::collection::vec(any::<u8>(), 0..600),
-        ) {
-            handover(&bytes);
-            // Lengths that fit are rare at random.
-            let length = (bytes.len() as u16).to_be_bytes();
-            handover(&[&length, &*bytes].concat());
-        }
 
         #[test]
         fn no_manifests_make_a_mode_panic(

@@ -25,7 +25,7 @@ use super::{
     programs::{Need, Programs},
     progress,
     report::{self, node_dependents},
-    rings, succession,
+    rings,
     takeover::TakeOver,
     traffic,
 };
@@ -36,7 +36,8 @@ use crate::{
     config::{Effective, FeatureGate, ModeName},
     ejection,
     events::{self, Event, Recorder},
-    modes::{Mode, userspace},
+    lifecycle,
+    modes::Mode,
     native_histograms,
     node::{self, NodePorts},
     runner::{Runner, health::Health, metrics::Metrics, schedule, status::Status},
@@ -68,7 +69,7 @@ async fn begin_to_serve(settings: Settings, signals: ending::Signals) -> Done {
     let health = Arc::new(Health::new(2 * options.sync_period));
     let mut serving: JoinSet<Result<(), serve::Error>> = JoinSet::new();
     let listeners = Listeners::default();
-    succession::inherit_ports(&listeners).await;
+    let predecessors = lifecycle::meet(&listeners).await;
     serve_health(&mut serving, &settings, &listeners, &health, &registry)?;
     let starting = serve_status(&settings, &health);
     // This comes before any change of the node: the process may end here.
@@ -130,8 +131,7 @@ async fn begin_to_serve(settings: Settings, signals: ending::Signals) -> Done {
     let (sender, batches) = mpsc::channel(1);
     eject(&sender, &mut runner, mode, &registry, recorder)?;
     source.follow(followed(&settings, mode, &node, objects), sender);
-    let sockets = userspace::workers(settings.own.workers);
-    let (taken_over, serves) = succession::take_over(sockets, handover.clone(), listeners);
+    let (taken_over, serves) = lifecycle::take_over(predecessors, handover.clone(), listeners);
     runner.follow(serves);
     let running = pin!(runner.run(batches, Some(addresses), taken_over));
     ending::until_ended(running, serving, handover, programs, &settings, signals).await

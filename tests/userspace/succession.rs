@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use std::{fs, io};
@@ -185,15 +185,14 @@ fn only_root_of_the_node_has_a_process_give_way(lab: &mut Lab) {
     let folder = Path::new("/run/tripod/succession");
     let namespace = lab.node.show("stat -Lc %i /proc/self/ns/net");
     let number = 64 * namespace.trim().parse::<u64>().expect("a number");
-    let sockets = ["userspace", "assignments", "flows"];
-    let sockets = sockets.map(|name| folder.join(format!("{name}-{number}")));
+    let socket = folder.join(format!("process-{number}"));
     let modes = || {
-        let paths = sockets.iter().map(PathBuf::as_path).chain([folder]);
-        let modes = paths.map(|path| fs::metadata(path).map(|found| found.mode() & 0o777));
+        let modes = [&*socket, folder].map(|path| fs::metadata(path).map(|file| file.mode()));
+        let modes = modes.into_iter().map(|mode| Ok(mode? & 0o777));
         modes.collect::<io::Result<Vec<_>>>()
     };
     eventually("the process waits for others", SOON, || match modes() {
-        Ok(modes) if modes == [0o600, 0o600, 0o600, 0o700] => Ok(()),
+        Ok(modes) if modes == [0o600, 0o700] => Ok(()),
         other => Err(format!("{other:?}\n{}", tripod.log())),
     });
     // Abstract sockets can be connected to from any mount namespace.

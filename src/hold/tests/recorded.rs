@@ -118,6 +118,10 @@ async fn the_holder_keeps_sockets_of_a_proxy_of_each_version_for_the_next_one() 
     }
 }
 
+impl Listening for UdpSocket {
+    fn leave(&self, _: bool) {}
+}
+
 /// A recorded holder, and the proxy as it is, which does what its records are about.
 async fn replay_holder(
     holder: &Channel,
@@ -143,13 +147,12 @@ async fn replay_holder(
             "hold" => {
                 let label: Arc<str> = LABEL.into();
                 let socket: Weak<UdpSocket> = Arc::downgrade(socket);
-                held.extend(proxy.hold(Protocol::Udp, at, || Arc::clone(&label), socket));
+                held.extend(proxy.hold(Protocol::Udp, at, Arc::clone(&label), socket, false));
             }
             "release" => drop(held.pop()),
             "release-given" => drop(proxy.take_inherited()),
             "note" => {
                 proxy.note(vec![NOTE.to_vec()]);
-                // Is sent only to a holder whose version has it.
                 let socket: Arc<dyn AsFd + Send + Sync> = Arc::<UdpSocket>::clone(socket);
                 proxy.pass([(FLOW.to_vec(), socket)].into_iter());
             }

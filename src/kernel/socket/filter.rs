@@ -65,11 +65,6 @@ impl Filter {
         Filter(program)
     }
 
-    /// Returns a filter that admits no one.
-    pub fn deny_all() -> Filter {
-        Filter(vec![Instruction(RETURN, 0, 0, 0)])
-    }
-
     /// Returns whether it admits everyone.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

@@ -11,7 +11,6 @@ pub mod owner;
 pub mod pipe;
 pub mod poller;
 pub mod records;
-pub mod reuseport;
 pub mod stream;
 pub mod unix;
 pub mod user_timeout;

@@ -104,6 +104,13 @@ impl<S: AsFd + 'static> Poller<S> {
         Some(socket)
     }
 
+    /// Has a socket served at once that waits, if it has something.
+    pub fn wake(&self, token: Token) {
+        if let Some(socket) = self.get(token) {
+            self.watch(token, &socket, EpollFlags::EPOLLIN);
+        }
+    }
+
     /// Watches a socket for these events; without any, leaves it alone for now.
     fn watch(&self, token: Token, socket: &Arc<S>, flags: EpollFlags) {
         let sockets = self.lock();

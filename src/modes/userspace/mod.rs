@@ -394,9 +394,6 @@ impl Mode for Userspace {
         let mut reports = PerFamily::default();
         self.sync_groups(map, asked, extents, &mut reports);
         let scopes = self.scopes(asked, extents);
-        if handed_over {
-            self.executor.hand_over();
-        }
         let capturing = self.handover.capturing().await;
         let mut captured = if capturing.is_some() && !self.executor.yields() {
             self.executor.count_captured(&scopes);

@@ -143,13 +143,11 @@ impl NodePortRelay {
                 state.invalidate();
             }
         }
+        self.executor.take_inherited();
         let reports = asked.map(|family, changes| {
             let changes = changes.filter(|_| self.serves(family))?;
             Some(self.sync_family(family, map, changes))
         });
-        if handed_over {
-            self.executor.hand_over();
-        }
         // Until there is a listener, there is nothing to hand over.
         let listens = self.executor.ports().next().is_some() || self.handover.has_served();
         if listens && asked.v4.is_some() && asked.v6.is_some() {

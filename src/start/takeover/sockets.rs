@@ -6,11 +6,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::super::succession;
 use crate::{
     hold,
     kernel::{probe::findings, socket::unix},
-    status_api,
+    lifecycle, status_api,
 };
 
 /// What became of these files and their folders.
@@ -42,7 +41,7 @@ impl Removed {
     /// and the folders that are theirs alone.
     pub(super) fn usual(&mut self, root: &Path) {
         let below = |path: &str| root.join(path.trim_start_matches('/'));
-        self.folder(&below(succession::FOLDER));
+        self.folder(&below(lifecycle::FOLDER));
         let sockets = [status_api::SOCKET, hold::SOCKET].map(below);
         for path in &sockets {
             self.socket(path);
@@ -152,7 +151,7 @@ mod tests {
         let name = format!("tripod-root-{}", std::process::id());
         let root = std::env::temp_dir().join(name);
         let [next, asked, held] =
-            [succession::FIRST, status_api::SOCKET, hold::SOCKET].map(|path| {
+            [lifecycle::FIRST, status_api::SOCKET, hold::SOCKET].map(|path| {
                 let path = root.join(path.trim_start_matches('/'));
                 fs::create_dir_all(path.parent().unwrap()).unwrap();
                 UnixListener::bind(&path).map(drop).unwrap();

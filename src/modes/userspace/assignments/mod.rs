@@ -1,5 +1,4 @@
-//! Which endpoint each client is assigned to, by affinity or as a flow of UDP: what the
-//! next process goes on with.
+//! Which endpoint each client is assigned to, by affinity or as a flow of UDP, for the next process.
 
 mod flow_record;
 mod record;
@@ -16,7 +15,6 @@ use std::{
 use hashbrown::HashMap;
 use net::Family;
 use parking_lot::Mutex;
-use tokio::sync::mpsc::UnboundedSender;
 
 pub use self::flow_record::LONGEST as LONGEST_FLOW;
 use self::{
@@ -27,7 +25,7 @@ use super::{
     plan::GroupName,
     proxy::{
         affinity::{Affinity, PinLimit},
-        udp::{Association, Associations, PassedFlow, Taken},
+        udp::{Association, Associations, PassedFlow},
     },
 };
 use crate::{hold::MOST_NOTES, kernel::uptime::uptime, services::ServicePortName};
@@ -193,39 +191,57 @@ impl Assignments {
     }
 
     /// Takes over a flow that another process passed on with its socket, for a group that is added
-    /// later or by [`Assignments::give_passed`]; what is not a record of one is skipped. `taken`
-    /// gets the flow's number once this process goes on with it.
-    pub fn inherit_flow(&self, record: &[u8], socket: OwnedFd, taken: &UnboundedSender<u64>) {
-        let Some(record) = FlowRecord::parse(record) else {
+    /// later or by [`Assignments::give`]; anything that is no record of one is skipped, and flows of
+    /// clients whose datagrams come in at an address that is not `wanted`.
+    pub fn inherit_flow(
+        &self,
+        record: &[u8],
+        socket: OwnedFd,
+        wanted: impl Fn(SocketAddr) -> bool,
+    ) {
+        let record = FlowRecord::parse(record).filter(|record| wanted(record.listener));
+        let Some(record) = record else {
             return;
         };
         let flow = PassedFlow {
             listener: record.listener,
             exchange: record.exchange,
             socket: socket.into(),
-            taken: Taken {
-                number: record.number,
-                sender: taken.clone(),
-            },
         };
         let passed = &mut self.0.lock().passed;
         let passed = passed.entry(record.subject).or_default();
         passed.push((record.assignment, flow));
     }
 
-    /// Gives the existing groups the flows that were passed on since the groups were added.
-    pub fn give_passed(&self) {
+    /// Gives the existing ServicePorts and groups their clients and flows that came since they were
+    /// added.
+    pub fn give(&self) {
         let mut known = self.0.lock();
-        let Known { flows, passed, .. } = &mut *known;
-        if passed.is_empty() {
+        let Known {
+            affinities,
+            flows,
+            passed,
+            inherited,
+        } = &mut *known;
+        if passed.is_empty() && inherited.is_empty() {
             return;
         }
+        for (name, affinity) in affinities {
+            let Some(affinity) = affinity.upgrade() else {
+                continue;
+            };
+            let pins = inherited.remove(&of_affinity(name)).into_iter().flatten();
+            affinity.inherit(pins.map(|pin| (pin.client.ip(), pin.endpoint, age(pin.last_used))));
+        }
         for (name, flows) in flows {
-            let passed = passed.remove(&of_flows(name)).into_iter().flatten();
             let Some(flows) = flows.upgrade() else {
                 continue;
             };
+            let subject = of_flows(name);
+            let passed = passed.remove(&subject).into_iter().flatten();
             passed.for_each(|(client, flow)| flows.inherit_flow(client.of_flow(), flow));
+            let clients = inherited.remove(&subject).into_iter().flatten();
+            flows.inherit(clients.map(|client| client.of_flow()));
         }
     }
 

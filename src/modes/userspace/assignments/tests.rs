@@ -10,8 +10,7 @@ use crate::{
     services::{NameParts, ServiceName},
 };
 
-/// The newest version. It has no number in its records: the socket over which they are sent has
-/// another name if they differ (`start/succession`), and notes of the holder have its version.
+/// The newest version, which is that of the protocol (`hold/message.rs`).
 const VERSION: u16 = 1;
 const PROTOCOL: &str = "assignments";
 

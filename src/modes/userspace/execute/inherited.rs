@@ -1,9 +1,8 @@
-//! What becomes of the sockets of ended processes: service groups take those at their
-//! addresses, and the others are closed.
+//! Sockets of other processes: service groups take those at their addresses, and the others are
+//! closed.
 
 use hashbrown::{HashMap, HashSet};
 use net::{Family, Protocol};
-use tokio::sync::mpsc::unbounded_channel;
 
 use super::{
     super::{
@@ -37,18 +36,44 @@ pub fn local_port(
 }
 
 impl Executor {
-    /// Takes what the holder gave of ended processes since the last call: groups that
-    /// listen where the sockets are get them.
+    /// Takes what other processes gave since the last call: groups that listen where the sockets are
+    /// get them.
     pub fn take_inherited(&mut self) {
-        self.assignments.inherit(self.shared.holding.take_notes());
-        // No other process that would have to be told reads their answers any more.
-        let (unread, _) = unbounded_channel();
-        for (record, socket) in self.shared.holding.take_flows() {
-            self.assignments.inherit_flow(&record, socket, &unread);
+        let holding = &self.shared.holding;
+        self.assignments.inherit(holding.take_notes());
+        for (record, socket) in holding.take_flows() {
+            self.assignments.inherit_flow(&record, socket, |_| true);
         }
-        self.assignments.give_passed();
-        for inherited in self.shared.holding.take_inherited() {
-            self.inherit(inherited);
+        self.assignments.give();
+        if holding.have_stopped() {
+            let groups = self.groups.values_mut();
+            groups.for_each(|group| group.begin_turn(&self.shared, &self.workers));
+        }
+        let inherited = self.shared.holding.take_inherited();
+        if inherited.is_empty() {
+            return;
+        }
+        let mut open = HashMap::new();
+        for (name, group) in &mut self.groups {
+            let protocol = name.port.protocol;
+            let addresses: Vec<_> = group.listens_on().collect();
+            for address in addresses {
+                open.insert(BoundAddress { protocol, address }, name.clone());
+            }
+        }
+        for inherited in inherited {
+            let description = inherited.description();
+            let (protocol, address) = (description.protocol, description.address);
+            let name = open.get(&BoundAddress { protocol, address });
+            match name.and_then(|name| self.groups.get_mut(name)) {
+                // Its process gave way late: nobody else accepts there from now on.
+                Some(group) if inherited.is_shared() => {
+                    if let Err(error) = group.join(&self.workers, inherited) {
+                        tracing::warn!("a socket at {address} cannot be shared: {error}");
+                    }
+                }
+                _ => self.inherit(inherited),
+            }
         }
     }
 
@@ -82,8 +107,10 @@ impl Executor {
                 ports.insert(BoundAddress { protocol, address });
             }
             match group {
-                Some(group) => group.serve_rest_of(&self.shared, &self.workers, inherited),
-                None => inherited.close(),
+                Some(group) if !inherited.is_shared() => {
+                    group.serve_rest_of(&self.shared, &self.workers, inherited);
+                }
+                _ => inherited.close(),
             }
         }
         drop(groups);

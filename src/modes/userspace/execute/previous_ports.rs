@@ -1,18 +1,15 @@
-//! Local ports to which the rules of an earlier process redirect: a service group has the one of
-//! its frontends again, and no other group has it before capture is in force. A process that gave
-//! way still listens there: connection tracking stays correct for flows of UDP.
+//! Local ports to which the rules of an ended process redirect, of which no socket is left: a
+//! service group has the one of its frontends again, and no other group has it before capture is
+//! applied.
 
 use std::collections::{HashMap, HashSet};
 
 use net::{Family, Frontend};
 
 use super::{
-    super::{
-        capture::EarlierProcess,
-        listeners::{
-            ListenerSet,
-            redirect_ports::{RedirectPort, RedirectPorts},
-        },
+    super::listeners::{
+        ListenerSet,
+        redirect_ports::{RedirectPort, RedirectPorts},
     },
     Executor,
 };
@@ -28,8 +25,6 @@ pub struct PreviousPorts {
     routed: HashSet<Frontend>,
     /// Those that a group has again. The kernel would let two groups bind one of them.
     had: HashSet<BoundAddress>,
-    /// Whether the process whose ports they are still listens there.
-    of: EarlierProcess,
 }
 
 impl PreviousPorts {
@@ -53,11 +48,7 @@ impl PreviousPorts {
         if is_had || is_called || !self.frontends.get(port)?.iter().all(is_of_group) {
             return None;
         }
-        let again = match self.of {
-            EarlierProcess::Ended => ports.have_again(*port),
-            EarlierProcess::Runs => ports.share_with_predecessor(*port),
-        };
-        let again = again.ok()?;
+        let again = ports.have_again(*port).ok()?;
         self.had.insert(*port);
         Some(again)
     }
@@ -67,7 +58,6 @@ impl Executor {
     /// Records where the rules of an earlier process redirect to, before there are groups
     /// of this family.
     pub fn take_previous_ports(&mut self, family: Family, redirects: Vec<(Frontend, u16)>) {
-        self.previous.of = self.earlier_process();
         for (frontend, port) in redirects {
             if port == 0 {
                 self.previous.routed.insert(frontend);

@@ -45,7 +45,7 @@ impl ListenerSet {
             let fresh = match &self.associations {
                 Some(associations) => {
                     let socket = listening::udp(listeners.bind)?;
-                    let fresh = self.on_udp(listeners, &worker, socket, associations)?;
+                    let fresh = self.on_udp(listeners, &worker, socket, associations, false)?;
                     // Answers of its associations go out by it.
                     if let Some(ended) = worker.udp.remove(listeners.on[number].token) {
                         ended.close();
@@ -57,7 +57,7 @@ impl ListenerSet {
                         continue;
                     };
                     let socket = listening::tcp(listeners.bind)?;
-                    let fresh = self.on_tcp(listeners, &worker, socket, &ended.address)?;
+                    let fresh = self.on_tcp(listeners, &worker, socket, &ended.address, false)?;
                     worker.tcp.remove(listeners.on[number].token);
                     fresh
                 }

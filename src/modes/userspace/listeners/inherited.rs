@@ -1,4 +1,4 @@
-//! Sockets of an ended process that the holder gave, until a service group takes them.
+//! Sockets that other processes gave, until a service group takes them.
 
 use std::{io, mem, net::SocketAddr, sync::Arc};
 
@@ -11,7 +11,6 @@ use crate::{
     kernel::socket::{
         bound::BoundAddress,
         listening::{self, Bind},
-        reuseport,
     },
 };
 
@@ -38,7 +37,13 @@ impl InheritedSockets {
             let purpose = (protocol, Family::of(&ip), label);
             self.local_ports.insert(purpose, address);
         }
-        self.sockets.entry(bound).or_default().push(inherited);
+        let there = self.sockets.entry(bound).or_default();
+        // The holder gives those of a predecessor that ends before this process serves.
+        match there.iter_mut().find(|one| one.is_same(&inherited)) {
+            Some(same) if same.is_shared() => *same = inherited,
+            Some(_) => {}
+            None => there.push(inherited),
+        }
         ip.is_unspecified().then_some(bound)
     }
 
@@ -94,15 +99,11 @@ pub(super) fn adopt(
     inherited: &mut Vec<InheritedSocket>,
     bind: Bind,
 ) -> io::Result<(Vec<Socket>, Vec<Release>)> {
-    let parts = inherited.drain(..).map(InheritedSocket::into_parts);
+    let parts = inherited.drain(..).map(InheritedSocket::take);
     let (sockets, releases): (Vec<_>, Vec<_>) = parts.unzip();
     let adopted = sockets
         .into_iter()
         .map(|socket| listening::adopt(socket, bind));
     let sockets = adopted.collect::<io::Result<Vec<_>>>()?;
-    if let Some(socket) = sockets.first() {
-        // The process before may have handed what is new to another one.
-        let _ = reuseport::reset(socket);
-    }
-    Ok((sockets, releases))
+    Ok((sockets, releases.into_iter().flatten().collect()))
 }

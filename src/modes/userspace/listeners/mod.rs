@@ -8,9 +8,8 @@ mod on_worker;
 pub mod redirect_ports;
 
 use std::{
-    io,
+    io, mem,
     net::{IpAddr, SocketAddr},
-    os::fd::{AsFd, BorrowedFd},
     sync::{Arc, Weak, atomic::Ordering::Relaxed},
 };
 
@@ -37,7 +36,7 @@ use crate::{
         filter::Filter,
         listening::{self, Bind},
         poller::Token,
-        records, reuseport,
+        records,
     },
     sched::Seed,
 };
@@ -50,6 +49,8 @@ pub type InUse = Weak<tcp::ListenerAddress>;
 struct Listeners {
     bind: Bind,
     protocol: Protocol,
+    /// The name of their service group for other processes.
+    label: Arc<str>,
     on: Vec<WorkerListener>,
     in_use: InUse,
     shared: Arc<Shared>,
@@ -67,10 +68,10 @@ struct WorkerListener {
 }
 
 impl Drop for Listeners {
-    /// Connections that the kernel has already completed are still served, unless the
-    /// holder keeps them for the next process.
+    /// Connections that the kernel has already completed are still served, unless it is another
+    /// process that accepts them.
     fn drop(&mut self) {
-        let left = self.shared.holding.is_left();
+        let is_left = self.shared.holding.is_left();
         let descriptors = self.descriptors.take().map(Arc::new);
         for WorkerListener {
             worker,
@@ -84,18 +85,16 @@ impl Drop for Listeners {
                 }
                 continue;
             }
-            let listener = worker.tcp.remove(token).filter(|_| !left);
-            let Some(listener) = listener else {
+            let listener = worker.tcp.remove(token);
+            let Some(listener) = listener.filter(|one| !is_left && !one.is_left()) else {
                 continue;
             };
             let (shared, descriptors) = (Arc::clone(&self.shared), descriptors.clone());
             let placement = worker.placement.clone();
             worker.spawn(|| async move {
                 tcp::serve_rest(&shared, &placement, &listener);
-                if held.is_some() {
-                    // The holder has another descriptor.
-                    records::stop_listening(&listener);
-                }
+                // The holder or a successor may have another descriptor.
+                records::stop_listening(&listener);
                 drop((listener, descriptors, held));
             });
         }
@@ -114,25 +113,6 @@ impl Listeners {
             outcome = outcome.and(filter.attach(&listener.socket));
         }
         outcome
-    }
-
-    /// Makes new connections go to the `theirs` sockets of another process, which has
-    /// opened them later; `None`: to any.
-    fn hand_over(&self, theirs: Option<u32>) -> io::Result<()> {
-        // One socket stands for all that share the address.
-        let Some(WorkerListener { worker, token, .. }) = self.on.first() else {
-            return Ok(());
-        };
-        let ours = u32::try_from(self.on.len()).unwrap_or(u32::MAX);
-        let set = |socket: BorrowedFd<'_>| match theirs {
-            Some(theirs) => reuseport::hand_over(&socket, ours, theirs),
-            None => reuseport::reset(&socket),
-        };
-        match self.protocol {
-            Protocol::Tcp => worker.tcp.get(*token).map_or(Ok(()), |l| set(l.as_fd())),
-            Protocol::Udp => worker.udp.get(*token).map_or(Ok(()), |l| set(l.as_fd())),
-            Protocol::Sctp => Ok(()),
-        }
     }
 }
 
@@ -246,39 +226,6 @@ impl ListenerSet {
         Some(filtered.fold(Ok(()), Result::and))
     }
 
-    /// Makes new traffic go only to the sockets of the process that took over, as its
-    /// own are about to close. What arrives at its TCP listeners all the same is
-    /// dropped: a client that gets no answer tries again a second later.
-    pub fn fall_silent(&self) {
-        for listeners in &self.open {
-            // While ours close, one after the other, the last socket of the group takes
-            // the number of each (`__reuseport_detach_sock` in
-            // net/core/sock_reuseport.c), and the first one after ours keeps its own,
-            // unless the other process has fewer than this one.
-            let _ = listeners.hand_over(Some(1));
-            // Without it a few may be reset.
-            let _ = listeners.filter(&Filter::deny_all());
-        }
-    }
-
-    /// Returns whether an address has fewer sockets than there are `workers`.
-    pub fn is_short(&self, workers: usize) -> bool {
-        self.open
-            .iter()
-            .any(|listeners| listeners.on.len() < workers)
-    }
-
-    /// Makes what is new at its addresses go to the `theirs` sockets of another
-    /// process, which has opened them later; `None`: to any.
-    ///
-    /// # Errors
-    /// Those of setsockopt(2), the first.
-    pub fn hand_over(&self, theirs: Option<u32>) -> io::Result<()> {
-        let open = self.open.iter();
-        let handed = open.map(|listeners| listeners.hand_over(theirs));
-        handed.fold(Ok(()), Result::and)
-    }
-
     /// Returns how many descriptors its listeners, reservations and local port have.
     pub fn descriptors(&self) -> usize {
         let listening: usize = self.open.iter().map(|listeners| listeners.on.len()).sum();
@@ -310,7 +257,13 @@ impl ListenerSet {
         inherited: &mut Vec<InheritedSocket>,
     ) -> io::Result<()> {
         let spread = shared.descriptors.sockets_each(workers.count());
-        let fresh = spread.saturating_sub(inherited.len());
+        // Nobody accepts at others before it is this process's turn.
+        let is_shared = inherited.iter().any(InheritedSocket::is_shared);
+        let fresh = if is_shared {
+            0
+        } else {
+            spread.saturating_sub(inherited.len())
+        };
         let count = inherited.len() + fresh;
         // The local port's own descriptor counts for one of the listeners.
         let own = usize::from(self.local_port_at(bind.address).is_some());
@@ -325,6 +278,7 @@ impl ListenerSet {
         let mut listeners = Listeners {
             bind,
             protocol: self.name.port.protocol,
+            label: self.name.label(),
             on: Vec::with_capacity(count),
             in_use: Arc::downgrade(&address),
             shared: Arc::clone(shared),
@@ -338,7 +292,7 @@ impl ListenerSet {
                 let bound = several(fresh, || listening::tcp(bind))?;
                 let (sockets, releases) = adopt(inherited, bind)?;
                 let sockets = sockets.into_iter().chain(bound);
-                self.listen(&mut listeners, on, sockets, &address)?;
+                self.listen(&mut listeners, on, sockets, &address, is_shared)?;
                 releases
             }
             (Protocol::Udp, Some(associations)) => {
@@ -346,7 +300,8 @@ impl ListenerSet {
                 let (sockets, releases) = adopt(inherited, bind)?;
                 let sockets = sockets.into_iter().map(std::net::UdpSocket::from);
                 for (worker, socket) in on.zip(sockets.chain(bound)) {
-                    let listener = self.on_udp(&listeners, worker, socket, associations)?;
+                    let listener =
+                        self.on_udp(&listeners, worker, socket, associations, is_shared)?;
                     listeners.on.push(listener);
                 }
                 go_on(&listeners, associations);
@@ -371,6 +326,81 @@ impl ListenerSet {
         Ok(())
     }
 
+    /// Serves a socket of another process, too, next to those that are open at its address.
+    ///
+    /// # Errors
+    /// Those of setsockopt(2) and epoll_ctl(2).
+    pub fn join(&mut self, workers: &Workers, inherited: InheritedSocket) -> io::Result<()> {
+        let address = inherited.description().address;
+        let mut open = mem::take(&mut self.open);
+        let there = open.iter_mut().find(|one| one.bind.address == address);
+        let joined = there.map_or(Ok(()), |listeners| {
+            let (socket, _) = inherited.take();
+            let socket = listening::adopt(socket, listeners.bind)?;
+            self.add(listeners, workers, socket, true)
+        });
+        self.open = open;
+        joined
+    }
+
+    /// Serves a bound `socket`, too, next to those of `listeners`.
+    fn add(
+        &self,
+        listeners: &mut Listeners,
+        workers: &Workers,
+        socket: Socket,
+        is_shared: bool,
+    ) -> io::Result<()> {
+        let Some(worker) = workers.some(listeners.on.len(), 1).next() else {
+            return Ok(());
+        };
+        let descriptor = listeners.shared.descriptors.take_for_service(1)?;
+        let listener = if let Some(associations) = &self.associations {
+            self.on_udp(listeners, worker, socket.into(), associations, is_shared)?
+        } else {
+            let first = listeners.on.first();
+            let Some(first) = first.and_then(|one| one.worker.tcp.get(one.token)) else {
+                return Ok(());
+            };
+            self.on_tcp(listeners, worker, socket, &first.address, is_shared)?
+        };
+        listeners.on.push(listener);
+        if let Some(descriptors) = &mut listeners.descriptors {
+            descriptors.merge(descriptor);
+        }
+        Ok(())
+    }
+
+    /// Acts on the end of another process's turn at sockets that it shares with this one: what waits
+    /// there is accepted, UDP flows that came in there continue, and workers without a socket get
+    /// one, as far as descriptors allow.
+    pub fn begin_turn(&mut self, shared: &Shared, workers: &Workers) {
+        let mut open = mem::take(&mut self.open);
+        for listeners in &mut open {
+            for WorkerListener { worker, token, .. } in &listeners.on {
+                worker.tcp.wake(*token);
+                worker.udp.wake(*token);
+            }
+            if let Some(associations) = &self.associations {
+                go_on(listeners, associations);
+            }
+            let wanted = shared.descriptors.sockets_each(workers.count());
+            for _ in listeners.on.len()..wanted {
+                let bind = listeners.bind;
+                let socket = match self.name.port.protocol {
+                    Protocol::Tcp => listening::tcp(bind),
+                    _ => listening::udp(bind).map(Socket::from),
+                };
+                let added = socket.and_then(|socket| self.add(listeners, workers, socket, false));
+                if added.is_err() {
+                    // The others serve.
+                    break;
+                }
+            }
+        }
+        self.open = open;
+    }
+
     /// Accepts connections from the `sockets`, one on each of the workers `on`.
     fn listen<'a>(
         &self,
@@ -378,9 +408,10 @@ impl ListenerSet {
         on: impl Iterator<Item = &'a Arc<Worker>>,
         sockets: impl Iterator<Item = Socket>,
         address: &Arc<tcp::ListenerAddress>,
+        is_shared: bool,
     ) -> io::Result<()> {
         for (worker, socket) in on.zip(sockets) {
-            let listener = self.on_tcp(listeners, worker, socket, address)?;
+            let listener = self.on_tcp(listeners, worker, socket, address, is_shared)?;
             listeners.on.push(listener);
         }
         Ok(())
@@ -404,14 +435,11 @@ impl ListenerSet {
             called: self.called(bound),
             filtered: true.into(),
         };
-        let (socket, release) = inherited.into_parts();
+        let (socket, release) = inherited.take();
         let Ok(socket) = listening::adopt(socket, Bind::of_node(bound)) else {
             return;
         };
-        let listener = Arc::new(tcp::Listener {
-            socket: socket.into(),
-            address: Arc::new(address),
-        });
+        let listener = Arc::new(tcp::Listener::new(socket.into(), Arc::new(address)));
         let shared = Arc::clone(shared);
         let worker = workers.one(shared.next_worker(1));
         let placement = worker.placement.clone();
@@ -460,16 +488,6 @@ impl ListenerSet {
             port.reserve();
         }
         Some(self.open.swap_remove(at).in_use.clone())
-    }
-
-    /// Reserves its local port, if nothing reserves it and nothing listens there.
-    pub fn reserve_local_port(&mut self) {
-        let open: Vec<_> = self.listens_on().collect();
-        if let Some(port) = &mut self.local_port
-            && !open.contains(&port.address)
-        {
-            port.reserve();
-        }
     }
 
     /// Returns its local port if that is at `address`.

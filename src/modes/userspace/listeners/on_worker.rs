@@ -2,7 +2,6 @@
 
 use std::{
     io,
-    os::fd::AsFd,
     sync::{Arc, Weak, atomic::Ordering::Relaxed},
 };
 
@@ -10,12 +9,12 @@ use socket2::Socket;
 
 use super::{ListenerSet, Listeners, WorkerListener};
 use crate::{
-    hold::Held,
+    hold::{Held, Listening},
     kernel::socket::listening,
     modes::userspace::proxy::{tcp, udp, workers::Worker},
 };
 
-/// Makes the workers of `listeners` go on with the flows that came in at their address in another
+/// Makes the workers of `listeners` continue the flows that came in at their address in another
 /// process.
 pub(super) fn go_on(listeners: &Listeners, associations: &Arc<udp::Associations>) {
     let clients = associations.passed_at(listeners.bind.address);
@@ -37,21 +36,22 @@ impl ListenerSet {
         worker: &Arc<Worker>,
         socket: Socket,
         address: &Arc<tcp::ListenerAddress>,
+        is_shared: bool,
     ) -> io::Result<WorkerListener> {
         if address.filtered.load(Relaxed) {
             // A filter that does not fit was logged when it was made; callers that it would not let
             // in are reset.
             let _ = self.filter.attach(&socket);
         }
-        let listener = Arc::new(tcp::Listener {
-            socket: listening::start(socket)?,
-            address: Arc::clone(address),
-        });
+        let socket = listening::start(socket)?;
+        let listener = Arc::new(tcp::Listener::new(socket, Arc::clone(address)));
         let held: Weak<tcp::Listener> = Arc::downgrade(&listener);
+        // Before the worker accepts: it may be another process's turn.
+        let held = self.hold(listeners, held, is_shared);
         Ok(WorkerListener {
             token: worker.tcp.add(listener)?,
             worker: Arc::clone(worker),
-            held: self.hold(listeners, held),
+            held,
         })
     }
 
@@ -62,24 +62,27 @@ impl ListenerSet {
         worker: &Arc<Worker>,
         socket: std::net::UdpSocket,
         associations: &Arc<udp::Associations>,
+        is_shared: bool,
     ) -> io::Result<WorkerListener> {
         let listener = Arc::new(udp::Listener::new(socket, Arc::clone(associations)));
         let held: Weak<udp::Listener> = Arc::downgrade(&listener);
+        let held = self.hold(listeners, held, is_shared);
         Ok(WorkerListener {
             token: worker.udp.add(listener)?,
             worker: Arc::clone(worker),
-            held: self.hold(listeners, held),
+            held,
         })
     }
 
-    /// Makes the holder keep a socket at the address of `listeners`.
-    fn hold(&self, listeners: &Listeners, socket: Weak<dyn AsFd + Send + Sync>) -> Option<Held> {
+    /// Lets other processes have a socket at the address of `listeners`.
+    fn hold(
+        &self,
+        listeners: &Listeners,
+        socket: Weak<dyn Listening>,
+        is_shared: bool,
+    ) -> Option<Held> {
         let (holding, address) = (&listeners.shared.holding, listeners.bind.address);
-        holding.hold(
-            self.name.port.protocol,
-            address,
-            || self.name.label(),
-            socket,
-        )
+        let label = Arc::clone(&listeners.label);
+        holding.hold(self.name.port.protocol, address, label, socket, is_shared)
     }
 }

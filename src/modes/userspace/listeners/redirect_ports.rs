@@ -156,7 +156,7 @@ impl RedirectPorts {
         self.used.remove(&port);
     }
 
-    /// Returns the port of a socket of an ended process, which was kept.
+    /// Returns the port of a socket of another process, which was kept.
     ///
     /// # Errors
     /// When it is not in the range, or the socket to reserve it cannot be made.
@@ -174,26 +174,6 @@ impl RedirectPorts {
         let BoundAddress { protocol, address } = port;
         self.check_range(address)?;
         self.bind(protocol, Family::of(&address.ip()), address.port())
-    }
-
-    /// Returns a port on which a process that gave way to this one listens, and which was
-    /// kept. A UDP port is not reserved: the other process might make the kernel direct
-    /// datagrams to the reservation, as to any socket of this process.
-    ///
-    /// # Errors
-    /// When it is not in the range, or the socket to reserve it cannot be made.
-    pub fn share_with_predecessor(&mut self, port: BoundAddress) -> io::Result<RedirectPort> {
-        let BoundAddress { protocol, address } = port;
-        if protocol == Protocol::Tcp {
-            return self.adopt(protocol, address);
-        }
-        self.check_range(address)?;
-        Ok(RedirectPort {
-            address,
-            protocol,
-            reservation: None,
-            _descriptor: self.descriptors.take_for_service(1)?,
-        })
     }
 
     fn check_range(&self, address: SocketAddr) -> io::Result<()> {

@@ -47,9 +47,17 @@ const CLIENTS_SHARE: usize = 8;
 /// Permits that are held, and free again when this is dropped.
 #[derive(Debug)]
 pub struct Permits {
-    _of_all: OwnedSemaphorePermit,
+    of_all: OwnedSemaphorePermit,
     /// Permits of those that clients have memory for, or that Services may have.
-    _of_part: OwnedSemaphorePermit,
+    of_part: OwnedSemaphorePermit,
+}
+
+impl Permits {
+    /// Adds permits of the same kind.
+    pub fn merge(&mut self, more: Permits) {
+        self.of_all.merge(more.of_all);
+        self.of_part.merge(more.of_part);
+    }
 }
 
 /// Permits that the data path may hold, one for each descriptor.
@@ -190,8 +198,8 @@ impl Descriptors {
     pub fn try_take(&self, n: u32) -> Option<Permits> {
         let take = |of: &Arc<Semaphore>| Arc::clone(of).try_acquire_many_owned(n).ok();
         Some(Permits {
-            _of_all: take(&self.0.permits.permits)?,
-            _of_part: take(&self.0.clients)?,
+            of_all: take(&self.0.permits.permits)?,
+            of_part: take(&self.0.clients)?,
         })
     }
 
@@ -207,8 +215,8 @@ impl Descriptors {
         };
         let all = take(&self.0.permits).zip(take(&self.0.services));
         let permits = all.map(|(all, part)| Permits {
-            _of_all: all,
-            _of_part: part,
+            of_all: all,
+            of_part: part,
         });
         permits.ok_or_else(|| {
             io::Error::other("no file descriptors are left for it; raise the limit (ulimit -n)")
@@ -219,8 +227,8 @@ impl Descriptors {
     pub async fn take(&self, n: u32) -> Permits {
         let memory = wait_for(&self.0.clients, n).await;
         Permits {
-            _of_all: wait_for(&self.0.permits.permits, n).await,
-            _of_part: memory,
+            of_all: wait_for(&self.0.permits.permits, n).await,
+            of_part: memory,
         }
     }
 

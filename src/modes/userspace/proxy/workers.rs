@@ -3,7 +3,6 @@
 //! over them (SO_REUSEPORT).
 
 use std::{
-    future::pending,
     io, mem,
     sync::{
         Arc,
@@ -25,7 +24,7 @@ use super::{
     placement::{Job, Placement},
     tcp, udp,
 };
-use crate::kernel::socket::poller::Poller;
+use crate::kernel::socket::poller::{Poller, Remaining};
 
 /// The workers. They end, with the connections that they relay, when this and all that
 /// listens on them is dropped. All that listens is to be dropped first: then no socket of
@@ -75,8 +74,10 @@ impl Workers {
             let (poller, shared) = (Arc::clone(&worker.tcp), Arc::clone(shared));
             let placement = worker.placement.clone();
             worker.spawn(async move || {
-                let accept = async |listener: &Arc<_>| {
-                    until_left(&shared).await;
+                let accept = async |listener: &Arc<tcp::Listener>| {
+                    if shared.holding.is_left() || listener.is_left() {
+                        return Remaining::Waiting;
+                    }
                     tcp::accept(&shared, &placement, listener).await
                 };
                 poller.run(accept).await;
@@ -86,8 +87,10 @@ impl Workers {
             }
             let (poller, shared) = (Arc::clone(&worker.udp), shared_by_udp);
             worker.spawn(async move || {
-                let receive = async |listener: &Arc<_>| {
-                    until_left(&shared).await;
+                let receive = async |listener: &Arc<udp::Listener>| {
+                    if shared.holding.is_left() || listener.is_left() {
+                        return Remaining::Waiting;
+                    }
                     udp::receive(listener)
                 };
                 poller.run(receive).await;
@@ -156,14 +159,6 @@ impl Worker {
         };
         // A worker takes jobs until `self` is dropped.
         let _ = self.jobs.send(Box::new(job));
-    }
-}
-
-/// Waits for ever once the sockets are left to the holder: what comes in there belongs
-/// to the next process.
-async fn until_left(shared: &Shared) {
-    if shared.holding.is_left() {
-        pending().await
     }
 }
 

@@ -3,12 +3,11 @@
 use std::{net::IpAddr, os::fd::AsFd, sync::atomic::Ordering::Relaxed};
 
 use prometheus::IntCounter;
-use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use super::{
     super::proxy::{
         affinity::Affinity,
-        udp::{Association, Exchange, PassedFlow, Reader, Taken},
+        udp::{Association, Exchange, PassedFlow, Reader},
     },
     *,
 };
@@ -231,24 +230,13 @@ fn udp_backend_of_ports() -> SocketAddr {
     address
 }
 
-/// Gives a flow with its socket to another proxy, as that of `client` to `endpoint`. `taken` gets
-/// its number.
-fn pass_on(
-    passed: &Association,
-    next: &Proxy,
-    client: &UdpSocket,
-    endpoint: SocketAddr,
-    taken: &UnboundedSender<u64>,
-) {
+/// Gives a flow with its socket to another proxy, as that of `client` to `endpoint`.
+fn pass_on(passed: &Association, next: &Proxy, client: &UdpSocket, endpoint: SocketAddr) {
     let socket = passed.as_fd().try_clone_to_owned().unwrap();
     let flow = PassedFlow {
         listener: passed.listener().expect("an address"),
         exchange: passed.exchange(),
         socket: socket.into(),
-        taken: Taken {
-            number: passed.number(),
-            sender: taken.clone(),
-        },
     };
     let key = (client.local_addr().unwrap(), [127, 0, 0, 1].into());
     let associations = next.listeners.associations().expect("it is UDP");
@@ -264,20 +252,20 @@ fn a_flow_with_which_nobody_goes_on_is_closed() {
     let associations = old.listeners.associations().expect("it is UDP");
     let passed = associations.to_pass_on().pop().expect("a flow");
     let next = [UDP_TIMEOUT, DEADLINE].map(new);
-    let [soon, late] = next.each_ref().map(|next| {
-        let (sender, taken) = unbounded_channel();
-        pass_on(&passed, next, &next.udp_client(), backend, &sender);
-        taken
-    });
-    until("the flow is closed", || {
-        let all = next.iter().filter_map(|next| next.listeners.associations());
-        all.for_each(|associations| associations.drop_expired());
-        soon.is_closed()
-    });
-    assert!(!late.is_closed(), "its client may still call");
+    let listener = passed.listener().expect("an address");
+    for next in &next {
+        pass_on(&passed, next, &next.udp_client(), backend);
+    }
+    let waits = |next: &Proxy| {
+        let associations = next.listeners.associations().expect("it is UDP");
+        associations.drop_expired();
+        !associations.passed_at(listener).is_empty()
+    };
+    until("the flow is closed", || !waits(&next[0]));
+    assert!(waits(&next[1]), "its client may still call");
 }
 
-/// The endpoint sees the same source port, and the other process is told to read no more.
+/// The endpoint sees the same source port.
 #[test]
 fn a_flow_that_another_process_passed_on_keeps_its_socket() {
     let backend = udp_backend_of_ports();
@@ -287,10 +275,7 @@ fn a_flow_that_another_process_passed_on_keeps_its_socket() {
     let associations =
         |proxy: &Proxy| Arc::clone(proxy.listeners.associations().expect("it is UDP"));
     let passed = associations(&old).to_pass_on().pop().expect("a flow");
-    let (sender, mut taken) = unbounded_channel();
-    let inherit = |client: &UdpSocket, endpoint| {
-        pass_on(&passed, &next, client, endpoint, &sender);
-    };
+    let inherit = |client: &UdpSocket, endpoint| pass_on(&passed, &next, client, endpoint);
     let (client, other) = (next.udp_client(), next.udp_client());
     inherit(&client, backend);
     // Two flows to one endpoint cannot have the same port.
@@ -299,7 +284,6 @@ fn a_flow_that_another_process_passed_on_keeps_its_socket() {
     for _ in 0..100 {
         assert_eq!(ask(&client, b"?"), asked, "and the old process takes none");
     }
-    assert_eq!(taken.try_recv(), Ok(passed.number()));
     // Whether it may end early follows from what was exchanged before as well.
     let exchange = |proxy: &Proxy| {
         associations(proxy)
@@ -315,7 +299,6 @@ fn a_flow_that_another_process_passed_on_keeps_its_socket() {
     };
     assert_eq!(exchange(&next), Some(expected));
     assert_ne!(ask(&other, b"?"), asked);
-    assert!(taken.try_recv().is_err());
 
     // Its socket is connected to another endpoint than was said.
     let third = next.udp_client();

@@ -40,6 +40,7 @@ use super::{
     usage::{ConnectionLimits, Counted, PER_CONNECTION},
 };
 use crate::{
+    hold::Listening,
     kernel::socket::{
         poller::Remaining,
         stream::{self, Stream},
@@ -75,6 +76,30 @@ pub struct Listener {
     pub socket: std::net::TcpListener,
     /// The address that it is for.
     pub address: Arc<ListenerAddress>,
+    /// Whether another process accepts there.
+    is_left: AtomicBool,
+}
+
+impl Listener {
+    /// Returns a listener for `address`; `socket` does not block.
+    pub fn new(socket: std::net::TcpListener, address: Arc<ListenerAddress>) -> Self {
+        Listener {
+            socket,
+            address,
+            is_left: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether another process accepts there.
+    pub fn is_left(&self) -> bool {
+        self.is_left.load(Relaxed)
+    }
+}
+
+impl Listening for Listener {
+    fn leave(&self, to_another: bool) {
+        self.is_left.store(to_another, Relaxed);
+    }
 }
 
 impl AsFd for Listener {

@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use tokio::{net::UdpSocket, time::Instant};
 
 pub use self::{
-    inherited::{Exchange, PassedFlow, Taken},
+    inherited::{Exchange, PassedFlow},
     pass::Reader,
 };
 use self::{

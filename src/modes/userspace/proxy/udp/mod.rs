@@ -26,13 +26,14 @@ use tokio::{
 
 use self::backlog::Backlog;
 pub use self::{
-    association::{Association, Associations, Exchange, PassedFlow, Reader, Taken},
+    association::{Association, Associations, Exchange, PassedFlow, Reader},
     flows::Flows,
 };
 #[cfg(test)]
 use super::group::ServiceGroup;
 use super::{Shared, descriptors::Descriptors, transparent::Bound};
 use crate::{
+    hold::Listening,
     kernel::socket::{
         datagram,
         local_ports::{Failure, LocalPorts, PortLease},
@@ -129,6 +130,8 @@ pub struct Listener {
     associations: Arc<Associations>,
     backlog: Backlog,
     closed: AtomicBool,
+    /// Whether another process receives there.
+    is_left: AtomicBool,
 }
 
 impl Listener {
@@ -146,13 +149,25 @@ impl Listener {
             associations,
             backlog: Backlog::default(),
             closed: AtomicBool::new(false),
+            is_left: AtomicBool::new(false),
         }
+    }
+
+    /// Whether another process receives there.
+    pub fn is_left(&self) -> bool {
+        self.is_left.load(Relaxed)
     }
 
     /// Ends the associations of clients that came in here.
     pub fn close(self: &Arc<Self>) {
         self.closed.store(true, Relaxed);
         self.associations.end_at(self);
+    }
+}
+
+impl Listening for Listener {
+    fn leave(&self, to_another: bool) {
+        self.is_left.store(to_another, Relaxed);
     }
 }
 

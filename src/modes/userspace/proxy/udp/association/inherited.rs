@@ -3,9 +3,9 @@
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, hash_map::Entry};
 use socket2::Socket;
-use tokio::{net::UdpSocket, sync::mpsc::UnboundedSender, time::Instant};
+use tokio::{net::UdpSocket, time::Instant};
 
 use super::{
     super::{
@@ -25,8 +25,6 @@ pub struct PassedFlow {
     pub socket: Socket,
     /// What was exchanged.
     pub exchange: Exchange,
-    /// Tells the other process when this one goes on with the flow.
-    pub taken: Taken,
 }
 
 /// What a client and its endpoint exchanged.
@@ -38,15 +36,6 @@ pub struct Exchange {
     pub received: u32,
     /// Whether the client sent something after an answer.
     pub converses: bool,
-}
-
-/// Tells another process that this one reads the answers of a flow.
-#[derive(Debug)]
-pub struct Taken {
-    /// Which flow it is, for the other process.
-    pub number: u64,
-    /// Where the number is sent.
-    pub sender: UnboundedSender<u64>,
 }
 
 /// What another process had for a client.
@@ -78,15 +67,10 @@ impl Passed {
     /// Returns the flow, of which the other process reads no more answers.
     pub(super) fn take_over(self) -> io::Result<Continued> {
         let PassedFlow {
-            socket,
-            exchange,
-            taken,
-            ..
+            socket, exchange, ..
         } = self.flow;
         socket.set_nonblocking(true)?;
         let backend = UdpSocket::from_std(socket.into())?;
-        // Fails if the other process has ended.
-        let _ = taken.sender.send(taken.number);
         Ok(Continued {
             backend,
             local: Local::Port { _lease: self.lease },
@@ -163,8 +147,14 @@ impl Associations {
         }
         let mut inherited = self.inherited.lock();
         inherited.until = Some(Instant::now() + timeout);
+        let has_socket = passed.is_some();
         let client = Inherited { endpoint, passed };
-        inherited.clients.entry(key).or_insert(client);
+        // The client may have another flow since the first one was passed on.
+        match inherited.clients.entry(key) {
+            Entry::Occupied(mut there) if has_socket => drop(there.insert(client)),
+            Entry::Occupied(_) => {}
+            Entry::Vacant(place) => drop(place.insert(client)),
+        }
     }
 
     /// Closes the sockets of flows with which this process could not go on: it listens elsewhere,

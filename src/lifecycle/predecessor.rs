@@ -1,0 +1,328 @@
+//! Taking over from a process that serves.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    io,
+    net::SocketAddr,
+    os::fd::OwnedFd,
+    path::Path,
+};
+
+use tokio::{
+    sync::{
+        mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+        oneshot,
+    },
+    time::{Instant, sleep_until, timeout},
+};
+
+use super::{ANSWER, present};
+use crate::{
+    hold::{
+        Taken, greet,
+        message::{LONGEST, Message, VERSION, is_spoken},
+    },
+    kernel::socket::records::Channel,
+    modes::handover::{Handover, Predecessor as Follows},
+    serve::Listeners,
+};
+
+/// A process that serves when this one starts.
+pub struct Predecessor {
+    commands: UnboundedSender<Command>,
+}
+
+enum Command {
+    /// Give way, and signal when that is done.
+    TakeOver(Handover, oneshot::Sender<()>),
+    /// The first sync of this process is applied.
+    Serves,
+}
+
+/// Connects to the processes that serve this node, and has `listeners` receive the sockets on which
+/// they answer about themselves. Returns when those are there: with `bindAddressHardFail` this
+/// process would end if it could not bind.
+pub async fn meet(listeners: &Listeners) -> Vec<Predecessor> {
+    let names = match present() {
+        Ok(names) => names,
+        Err(error) => {
+            tracing::warn!("cannot look for a process to take over from: {error}");
+            return Vec::new();
+        }
+    };
+    let mut predecessors = Vec::new();
+    for name in names {
+        // One that cannot be reached has ended.
+        let Ok(channel) = Channel::connect(Path::new(&name)) else {
+            continue;
+        };
+        if channel.is_same_user() {
+            predecessors.push(Predecessor::meet(channel, listeners).await);
+        }
+    }
+    predecessors
+}
+
+impl Predecessor {
+    pub(super) async fn meet(channel: Channel, listeners: &Listeners) -> Predecessor {
+        let (commands, receiver) = unbounded_channel();
+        let (met, meets) = oneshot::channel();
+        let (sender, taken) = unbounded_channel();
+        listeners.has_predecessors(1);
+        let session = Session {
+            channel,
+            listeners: listeners.clone(),
+            awaits: Some(met),
+            taking_over: None,
+            reported: BTreeSet::new(),
+            given: HashMap::new(),
+            taken,
+            sender,
+        };
+        tokio::spawn(session.run(receiver));
+        if timeout(ANSWER, meets).await.is_err() {
+            tracing::warn!(
+                "the running process did not pass on its ports within {ANSWER:?}; they are bound \
+                 when it has ended"
+            );
+        }
+        Predecessor { commands }
+    }
+
+    /// Has it give way, and waits for that, at most for [`ANSWER`]. Returns whether it is there.
+    pub(super) async fn give_way(&self, handover: &Handover) -> bool {
+        let (done, answer) = oneshot::channel();
+        let command = Command::TakeOver(handover.clone(), done);
+        if self.commands.send(command).is_err() {
+            return false;
+        }
+        match timeout(ANSWER, answer).await {
+            Ok(answer) => answer.is_ok(),
+            // It still has to give way: otherwise both would write, each against the other.
+            Err(_) => {
+                tracing::warn!(
+                    "the running process has not given way after {ANSWER:?}; it does so when its \
+                     sync ends"
+                );
+                true
+            }
+        }
+    }
+
+    /// Tells it that this process serves.
+    pub(super) fn serves(&self) {
+        // It fails if that process has ended.
+        let _ = self.commands.send(Command::Serves);
+    }
+}
+
+/// The connection to a predecessor.
+struct Session {
+    channel: Channel,
+    listeners: Listeners,
+    /// Is told of the next [`Message::All`].
+    awaits: Option<oneshot::Sender<()>>,
+    taking_over: Option<TakingOver>,
+    /// Where the predecessor knows that this process answers about itself.
+    reported: BTreeSet<SocketAddr>,
+    /// Its sockets, by their numbers.
+    given: HashMap<u64, SocketAddr>,
+    /// Numbers of those that this process has taken.
+    taken: UnboundedReceiver<u64>,
+    sender: UnboundedSender<u64>,
+}
+
+/// What there is once the predecessor was asked to give way.
+struct TakingOver {
+    handover: Handover,
+    follows: Follows,
+    /// Flows of UDP with their sockets, which the predecessor serves until it stops.
+    flows: Vec<(Vec<u8>, OwnedFd)>,
+    notes: Vec<Vec<u8>>,
+    /// Where this process accepts in place of the predecessor.
+    taken: HashSet<SocketAddr>,
+    /// When this process accepts although the predecessor did not say that it stopped; `None`: this
+    /// process does not serve yet.
+    accepts_at: Option<Instant>,
+    has_stopped: bool,
+}
+
+impl Session {
+    async fn run(mut self, commands: UnboundedReceiver<Command>) {
+        if let Err(error) = self.exchange(commands).await {
+            tracing::warn!("the connection to the running process ended: {error}");
+        }
+        if let Some(taking_over) = &mut self.taking_over {
+            taking_over.stopped();
+        }
+        self.taking_over = None;
+        self.listeners.predecessor_ended().await;
+    }
+
+    /// Serves the connection until the predecessor ends.
+    async fn exchange(&mut self, mut commands: UnboundedReceiver<Command>) -> io::Result<()> {
+        let mut buffer = [0; LONGEST];
+        let version = match timeout(ANSWER, greet(&self.channel, &mut buffer)).await {
+            Ok(Ok(version)) => version,
+            // It has ended, or hangs.
+            Ok(Err(error)) if error.kind() == io::ErrorKind::InvalidData => return Ok(()),
+            Ok(Err(error)) => return Err(error),
+            Err(_) => return Err(io::ErrorKind::TimedOut.into()),
+        };
+        if !is_spoken(version) {
+            return Err(io::Error::other(format!(
+                "it has version {version} of the protocol, and this process {VERSION}; it serves \
+                 until it is ended"
+            )));
+        }
+        let mut changes = self.listeners.changes();
+        loop {
+            changes.mark_unchanged();
+            self.report_ports().await?;
+            let accepts_at = self.taking_over.as_ref().and_then(|one| one.accepts_at);
+            tokio::select! {
+                received = self.channel.receive(&mut buffer) => {
+                    let Some(received) = received? else {
+                        return Ok(());
+                    };
+                    let record = buffer.get(..received.len).unwrap_or_default();
+                    self.act(record, received.descriptor)?;
+                }
+                Some(command) = commands.recv() => self.command(command).await?,
+                Some(number) = self.taken.recv() => self.report_taken(number).await?,
+                _ = changes.changed() => {}
+                () = until(accepts_at) => {
+                    tracing::warn!(
+                        "the running process did not say that it stopped accepting connections \
+                         after {ANSWER:?}: accepting next to it"
+                    );
+                    self.stopped();
+                }
+            }
+        }
+    }
+
+    async fn command(&mut self, command: Command) -> io::Result<()> {
+        match command {
+            Command::TakeOver(handover, done) => {
+                self.awaits = Some(done);
+                let follows = handover.follows();
+                self.taking_over = Some(TakingOver {
+                    handover,
+                    follows,
+                    flows: Vec::new(),
+                    notes: Vec::new(),
+                    taken: HashSet::new(),
+                    accepts_at: None,
+                    has_stopped: false,
+                });
+                self.channel.send(&Message::TakeOver.encode(), None).await
+            }
+            Command::Serves => {
+                // Where it accepts from then on.
+                while let Ok(number) = self.taken.try_recv() {
+                    self.report_taken(number).await?;
+                }
+                if let Some(taking_over) = &mut self.taking_over {
+                    taking_over.accepts_at = Some(Instant::now() + ANSWER);
+                }
+                self.channel.send(&Message::Serves.encode(), None).await
+            }
+        }
+    }
+
+    fn act(&mut self, record: &[u8], descriptor: Option<OwnedFd>) -> io::Result<()> {
+        match (Message::parse(record), &mut self.taking_over, descriptor) {
+            (Some(Message::Port(_)), _, Some(socket)) => self.listeners.give(socket),
+            (Some(Message::Give(number, description)), Some(taking_over), Some(socket)) => {
+                if let Some(holding) = taking_over.handover.holding() {
+                    let sender = self.sender.clone();
+                    self.given.insert(number, description.address);
+                    holding.share(description, socket, Taken { number, sender });
+                }
+            }
+            (Some(Message::Flow(flow)), Some(taking_over), Some(socket)) => {
+                taking_over.flows.push((flow, socket));
+                if taking_over.has_stopped {
+                    taking_over.give();
+                }
+            }
+            (Some(Message::Note(note)), Some(taking_over), _) => taking_over.notes.push(note),
+            // There is no descriptor if this process may open no more.
+            (Some(Message::Port(_) | Message::Give(..) | Message::Flow(_)), _, None) => {}
+            (Some(Message::All), ..) => self.all(),
+            _ => {
+                return Err(io::Error::other(
+                    "it sends something that is not a record of this version",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Acts on the end of what was asked for.
+    fn all(&mut self) {
+        if let Some(awaits) = self.awaits.take() {
+            // Nobody may wait any more.
+            let _ = awaits.send(());
+        } else {
+            self.stopped();
+        }
+    }
+
+    fn stopped(&mut self) {
+        if let Some(taking_over) = &mut self.taking_over {
+            taking_over.stopped();
+        }
+    }
+
+    async fn report_taken(&mut self, number: u64) -> io::Result<()> {
+        if let (Some(address), Some(taking_over)) = (self.given.get(&number), &mut self.taking_over)
+        {
+            taking_over.taken.insert(*address);
+        }
+        let record = Message::Held(number).encode();
+        self.channel.send(&record, None).await
+    }
+
+    /// Tells the predecessor where this process answers about itself, as soon as it does.
+    async fn report_ports(&mut self) -> io::Result<()> {
+        for address in self.listeners.taken_over() {
+            if self.reported.insert(address) {
+                let record = Message::Port(address).encode();
+                self.channel.send(&record, None).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl TakingOver {
+    /// Accepts connections in place of the predecessor, which has stopped.
+    fn stopped(&mut self) {
+        self.accepts_at = None;
+        self.has_stopped = true;
+        self.give();
+        self.follows.stopped();
+    }
+
+    /// Has clients keep their endpoints, and flows their sockets.
+    fn give(&mut self) {
+        let flows = std::mem::take(&mut self.flows);
+        if let Some(assignments) = self.handover.assignments() {
+            assignments.inherit(std::mem::take(&mut self.notes));
+            for (record, socket) in flows {
+                // The predecessor continues those whose clients it still hears.
+                assignments.inherit_flow(&record, socket, |at| self.taken.contains(&at));
+            }
+            assignments.give();
+        }
+    }
+}
+
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
