@@ -376,7 +376,6 @@ fn deleted(
 #[cfg(test)]
 mod tests {
 
-    use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
     use serde::de::DeserializeOwned;
 
     use super::*;
@@ -389,7 +388,7 @@ mod tests {
     /// A Service `dns` whose UDP port has this name and the node port 30053, and
     /// its endpoints, by the last byte.
     fn dns(port: &str, endpoints: &[u8]) -> [Event; 2] {
-        let service: core::Service = yaml(&format!(
+        let service: crate::services::wire::Service = yaml(&format!(
             "{{metadata: {{name: dns}}, spec: {{type: NodePort, clusterIP: 10.0.0.1, ports: \
              [{{name: '{port}', port: 53, protocol: UDP, nodePort: 30053}}]}}}}"
         ));
@@ -397,7 +396,7 @@ mod tests {
             .iter()
             .map(|at| format!("{{addresses: [10.1.0.{at}]}},"))
             .collect();
-        let slice: discovery::EndpointSlice = yaml(&format!(
+        let slice: crate::services::wire::EndpointSlice = yaml(&format!(
             "{{metadata: {{name: dns, labels: {{kubernetes.io/service-name: dns}}}}, \
              addressType: IPv4, ports: [{{name: '{port}', port: 53, protocol: UDP}}], \
              endpoints: [{endpoints}]}}"

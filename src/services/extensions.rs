@@ -4,9 +4,7 @@
 
 use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-
-use super::{invalid::Inspection, names::Names};
+use super::{invalid::Inspection, names::Names, wire::Meta};
 use crate::duration;
 
 /// The longest name of a scheduler in bytes (`IP_VS_SCHEDNAME_MAXLEN` of the kernel's
@@ -180,7 +178,7 @@ struct Setting<'a> {
 }
 
 /// Finds the value of `key` in `metadata`; an annotation takes precedence over a label.
-fn setting<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<Setting<'a>> {
+fn setting<'a>(metadata: &'a Meta, key: &str) -> Option<Setting<'a>> {
     let sets = [
         ("annotations", &metadata.annotations),
         ("labels", &metadata.labels),
@@ -196,7 +194,7 @@ fn setting<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<Setting<'a>> {
 
 /// Reads the weight that an EndpointSlice or a Node gives its endpoints; `None` if it gives none,
 /// or a malformed one, which is recorded in `inspection`.
-pub(super) fn weight(metadata: &ObjectMeta, inspection: &mut Inspection) -> Option<u16> {
+pub(super) fn weight(metadata: &Meta, inspection: &mut Inspection) -> Option<u16> {
     let Setting { field, value } = setting(metadata, WEIGHT)?;
     let weight = value.parse().ok();
     if weight.is_none() {
@@ -211,7 +209,7 @@ pub(super) fn weight(metadata: &ObjectMeta, inspection: &mut Inspection) -> Opti
 /// why it has too many addresses: these concern only this Service, and the runner reports them in
 /// an Event.
 pub(super) fn preferences(
-    metadata: &ObjectMeta,
+    metadata: &Meta,
     too_many_addresses: Option<String>,
     names: &mut Names,
 ) -> Option<Arc<Preferences>> {
@@ -268,7 +266,7 @@ fn most(value: &str) -> Result<NonZeroU32, String> {
 
 /// Reads the values of one object, and collects the malformed ones.
 struct Reader<'a> {
-    metadata: &'a ObjectMeta,
+    metadata: &'a Meta,
     malformed: &'a mut Vec<(&'static str, String)>,
 }
 
@@ -310,7 +308,7 @@ fn scheduler_name(value: &str) -> Result<&str, String> {
 mod tests {
     use super::*;
 
-    fn metadata(labels: &[(&str, &str)], annotations: &[(&str, &str)]) -> ObjectMeta {
+    fn metadata(labels: &[(&str, &str)], annotations: &[(&str, &str)]) -> Meta {
         let set = |pairs: &[(&str, &str)]| {
             let pairs = pairs.iter();
             Some(
@@ -319,15 +317,15 @@ mod tests {
                     .collect(),
             )
         };
-        ObjectMeta {
+        Meta {
             labels: set(labels),
             annotations: set(annotations),
-            ..ObjectMeta::default()
+            ..Meta::default()
         }
     }
 
     /// Returns the weight, and the warnings about it.
-    fn weight_of(metadata: &ObjectMeta) -> (Option<u16>, Vec<String>) {
+    fn weight_of(metadata: &Meta) -> (Option<u16>, Vec<String>) {
         let mut inspection = Inspection::of("Node", "n");
         let weight = weight(metadata, &mut inspection);
         (weight, warnings(inspection))

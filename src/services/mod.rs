@@ -33,6 +33,7 @@ mod slice;
 mod source_ranges;
 mod tracker;
 mod trigger;
+pub mod wire;
 
 /// ServicePorts for the tests of all modules.
 #[cfg(test)]

@@ -3,13 +3,13 @@
 use std::{net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
-use k8s_openapi::api::core::v1 as api;
 use net::address::{parse_cidr, parse_ip};
 
 use super::{
     Named, extensions,
     invalid::{Inspection, Invalid, Reduced},
     names::Names,
+    wire,
 };
 
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
@@ -66,7 +66,7 @@ impl Node {
     ///
     /// # Errors
     /// When the Node has no name.
-    pub fn reduce(node: &api::Node, names: &mut Names) -> Result<Reduced<Node>, Invalid> {
+    pub fn reduce(node: &wire::Node, names: &mut Names) -> Result<Reduced<Node>, Invalid> {
         let metadata = &node.metadata;
         let name = metadata.name.as_deref().unwrap_or_default();
         let mut inspection = Inspection::of("Node", name);
@@ -96,7 +96,7 @@ impl Node {
     }
 }
 
-fn pod_cidrs(spec: Option<&api::NodeSpec>, inspection: &mut Inspection) -> Box<[IpNet]> {
+fn pod_cidrs(spec: Option<&wire::NodeSpec>, inspection: &mut Inspection) -> Box<[IpNet]> {
     let Some(spec) = spec else {
         return Box::default();
     };
@@ -123,7 +123,7 @@ fn pod_cidrs(spec: Option<&api::NodeSpec>, inspection: &mut Inspection) -> Box<[
     found.into()
 }
 
-fn addresses(status: Option<&api::NodeStatus>, inspection: &mut Inspection) -> Box<[IpAddr]> {
+fn addresses(status: Option<&wire::NodeStatus>, inspection: &mut Inspection) -> Box<[IpAddr]> {
     let listed = status
         .and_then(|status| status.addresses.as_deref())
         .unwrap_or_default();

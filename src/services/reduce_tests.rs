@@ -1,6 +1,6 @@
 //! Values of the API's objects that are used, skipped and refused.
 
-use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
+use k8s_openapi::api::core::v1 as core;
 use serde::de::DeserializeOwned;
 
 use super::{service_ports::service_name, *};
@@ -10,14 +10,11 @@ fn yaml<T: DeserializeOwned>(text: &str) -> T {
 }
 
 fn service(text: &str) -> Result<Reduced<Service>, Invalid> {
-    Service::reduce(&yaml::<core::Service>(text), &mut Names::default())
+    Service::reduce(&yaml::<wire::Service>(text), &mut Names::default())
 }
 
 fn slice(text: &str) -> Result<Reduced<EndpointSlice>, Invalid> {
-    EndpointSlice::reduce(
-        &yaml::<discovery::EndpointSlice>(text),
-        &mut Names::default(),
-    )
+    EndpointSlice::reduce(&yaml::<wire::EndpointSlice>(text), &mut Names::default())
 }
 
 /// Returns a served Service with this in its spec, and the skipped values.
@@ -364,7 +361,7 @@ fn slices() {
 
 #[test]
 fn nodes() {
-    let node = |text: &str| Node::reduce(&yaml::<core::Node>(text), &mut Names::default());
+    let node = |text: &str| Node::reduce(&yaml::<wire::Node>(text), &mut Names::default());
     let reduced = node(
         "{metadata: {name: n, labels: {topology.kubernetes.io/zone: z}, deletionTimestamp: 2026-01-01T00:00:00Z}, \
          spec: {podCIDR: 10.244.0.0/24, podCIDRs: [10.244.0.0/24, x], \
@@ -412,7 +409,7 @@ fn endpoints_that_would_lead_to_the_node() {
         let text = format!(
             "{{metadata: {{name: s}}, addressType: {family}, endpoints: [{{addresses: ['{address}']}}]}}"
         );
-        let object = yaml::<discovery::EndpointSlice>(&text);
+        let object = yaml::<wire::EndpointSlice>(&text);
         let mut names = Names::default();
         for (reduced, used) in [
             (EndpointSlice::reduce(&object, &mut names), false),
@@ -449,8 +446,8 @@ fn names_that_the_api_has_not() {
 
 #[test]
 fn an_object_full_of_mistakes_is_reported_in_a_few_lines() {
-    let mut object = yaml::<discovery::EndpointSlice>("{metadata: {name: s}, addressType: IPv4}");
-    let endpoint = yaml::<discovery::Endpoint>("{addresses: [127.0.0.1]}");
+    let mut object = yaml::<wire::EndpointSlice>("{metadata: {name: s}, addressType: IPv4}");
+    let endpoint = yaml::<wire::Endpoint>("{addresses: [127.0.0.1]}");
     object.endpoints = Some(vec![endpoint; 65_000]);
     let reduced = EndpointSlice::reduce(&object, &mut Names::default()).expect("a slice");
     assert_eq!(reduced.warnings.len(), 20);
@@ -462,7 +459,7 @@ fn an_object_full_of_mistakes_is_reported_in_a_few_lines() {
 /// As many as an object of 1.5 MiB, the limit of etcd, may have.
 #[test]
 fn a_service_with_as_many_ports_and_addresses_as_there_can_be() {
-    let mut object = yaml::<core::Service>(
+    let mut object = yaml::<wire::Service>(
         "{metadata: {name: a}, spec: {type: LoadBalancer, clusterIP: 10.0.0.1, ports: [{port: 1}]}}",
     );
     let spec = object.spec.as_mut().expect("a spec");

@@ -4,7 +4,7 @@ use std::{mem, net::IpAddr, sync::Arc, time::Duration};
 
 use hashbrown::HashSet;
 use ipnet::IpNet;
-use k8s_openapi::{api::core::v1 as api, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use k8s_openapi::api::core::v1 as api;
 use net::{
     Family, Protocol,
     address::{is_special, is_unusable, parse_ip},
@@ -18,6 +18,7 @@ use super::{
     names::Names,
     namespaces::namespace,
     source_ranges::{nobody, source_ranges},
+    wire,
 };
 
 /// Label by which a Service requests another proxy (KEP-2447).
@@ -64,7 +65,7 @@ impl Created {
     }
 
     /// Reads the time of creation in `metadata`.
-    fn of(metadata: &ObjectMeta) -> Created {
+    fn of(metadata: &wire::Meta) -> Created {
         let time = metadata.creation_timestamp.as_ref();
         time.map_or(Created::UNKNOWN, |time| Created(time.0.as_second()))
     }
@@ -156,7 +157,7 @@ impl Service {
     ///
     /// # Errors
     /// Names the first field without which the Service cannot be served.
-    pub fn reduce(service: &api::Service, names: &mut Names) -> Result<Reduced<Service>, Invalid> {
+    pub fn reduce(service: &wire::Service, names: &mut Names) -> Result<Reduced<Service>, Invalid> {
         let metadata = &service.metadata;
         let namespace = namespace(metadata.namespace.as_deref());
         let object_name = metadata.name.as_deref().unwrap_or_default();
@@ -191,7 +192,7 @@ impl Service {
     }
 }
 
-fn not_served(service: &api::Service, spec: &api::ServiceSpec) -> Option<NotServed> {
+fn not_served(service: &wire::Service, spec: &api::ServiceSpec) -> Option<NotServed> {
     let labelled = |label| {
         let labels = service.metadata.labels.as_ref();
         labels.is_some_and(|labels| labels.contains_key(label))
@@ -216,7 +217,7 @@ fn not_served(service: &api::Service, spec: &api::ServiceSpec) -> Option<NotServ
 
 fn serving(
     spec: &api::ServiceSpec,
-    service: &api::Service,
+    service: &wire::Service,
     inspection: &mut Inspection,
     names: &mut Names,
 ) -> Result<Serving, Invalid> {
@@ -353,7 +354,7 @@ fn external_ips(
 }
 
 fn load_balancer_ips(
-    service: &api::Service,
+    service: &wire::Service,
     families: &[Family],
     inspection: &mut Inspection,
 ) -> Box<[IpAddr]> {

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use k8s_openapi::api::networking::v1 as api;
 use net::address::parse_cidr;
 
 use super::{
     Named,
     invalid::{Inspection, Invalid, Reduced},
     names::Names,
+    wire,
 };
 
 /// Networks from which cluster IPs are allocated (KEP-1880).
@@ -35,7 +35,7 @@ impl ServiceCidr {
     /// # Errors
     /// When the ServiceCIDR has no name.
     pub fn reduce(
-        object: &api::ServiceCIDR,
+        object: &wire::ServiceCidr,
         names: &mut Names,
     ) -> Result<Reduced<ServiceCidr>, Invalid> {
         let name = object.metadata.name.as_deref().unwrap_or_default();
@@ -65,21 +65,11 @@ impl ServiceCidr {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-
     use super::*;
 
-    fn object(name: &str, cidrs: &[&str]) -> api::ServiceCIDR {
-        api::ServiceCIDR {
-            metadata: ObjectMeta {
-                name: Some(name.to_owned()),
-                ..ObjectMeta::default()
-            },
-            spec: Some(api::ServiceCIDRSpec {
-                cidrs: Some(cidrs.iter().map(|cidr| (*cidr).to_owned()).collect()),
-            }),
-            status: None,
-        }
+    fn object(name: &str, cidrs: &[&str]) -> wire::ServiceCidr {
+        let object = serde_json::json!({"metadata": {"name": name}, "spec": {"cidrs": cidrs}});
+        serde_json::from_value(object).unwrap()
     }
 
     #[test]

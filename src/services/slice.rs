@@ -3,7 +3,7 @@
 use std::{borrow::Cow, fmt, net::IpAddr, sync::Arc};
 
 use hashbrown::HashSet;
-use k8s_openapi::{api::discovery::v1 as api, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use k8s_openapi::api::discovery::v1 as api;
 use net::{
     Family, Protocol,
     address::{is_special, is_unusable, parse_ip},
@@ -16,6 +16,7 @@ use super::{
     namespaces::namespace,
     service::OTHER_PROXY_LABEL,
     trigger::Trigger,
+    wire,
 };
 
 /// Label of EndpointSlices of a headless Service. No other label excludes a slice:
@@ -126,7 +127,7 @@ impl EndpointSlice {
     /// # Errors
     /// Names the first field without which the slice cannot be used.
     pub fn reduce(
-        slice: &api::EndpointSlice,
+        slice: &wire::EndpointSlice,
         names: &mut Names,
     ) -> Result<Reduced<EndpointSlice>, Invalid> {
         EndpointSlice::reduced(slice, Loopback::Refused, names)
@@ -138,14 +139,14 @@ impl EndpointSlice {
     /// # Errors
     /// Names the first field without which the slice cannot be used.
     pub fn reduce_of_file(
-        slice: &api::EndpointSlice,
+        slice: &wire::EndpointSlice,
         names: &mut Names,
     ) -> Result<Reduced<EndpointSlice>, Invalid> {
         EndpointSlice::reduced(slice, Loopback::Allowed, names)
     }
 
     fn reduced(
-        slice: &api::EndpointSlice,
+        slice: &wire::EndpointSlice,
         loopback: Loopback,
         names: &mut Names,
     ) -> Result<Reduced<EndpointSlice>, Invalid> {
@@ -206,11 +207,11 @@ impl EndpointSlice {
     }
 }
 
-fn labelled<'a>(metadata: &'a ObjectMeta, label: &str) -> Option<&'a String> {
+fn labelled<'a>(metadata: &'a wire::Meta, label: &str) -> Option<&'a String> {
     metadata.labels.as_ref()?.get(label)
 }
 
-fn owner(metadata: &ObjectMeta, slice: &SliceName, names: &mut Names) -> Owner {
+fn owner(metadata: &wire::Meta, slice: &SliceName, names: &mut Names) -> Owner {
     if labelled(metadata, HEADLESS_LABEL).is_some() {
         return Owner::NotServed;
     }
@@ -236,7 +237,7 @@ type Contents = (Box<[SlicePort]>, Box<[SliceEndpoint]>, Box<[IpAddr]>);
 const SHOWN: usize = 20;
 
 fn contents(
-    slice: &api::EndpointSlice,
+    slice: &wire::EndpointSlice,
     family: Family,
     loopback: Loopback,
     inspection: &mut Inspection,
@@ -254,7 +255,8 @@ fn contents(
     let mut endpoints: Vec<SliceEndpoint> = Vec::new();
     let mut forbidden = Vec::new();
     for (i, endpoint) in slice.endpoints.iter().flatten().enumerate() {
-        let text = endpoint.addresses.first().map_or("", String::as_str);
+        let addresses = endpoint.addresses.as_deref().unwrap_or_default();
+        let text = addresses.first().map_or("", String::as_str);
         let address = match address(text, family, loopback) {
             Ok(address) => address,
             Err(reason) => {
@@ -324,7 +326,7 @@ fn address(text: &str, family: Family, loopback: Loopback) -> Result<IpAddr, Cow
     Ok(ip)
 }
 
-fn hints(endpoint: &api::Endpoint, names: &mut Names) -> Option<Arc<Hints>> {
+fn hints(endpoint: &wire::Endpoint, names: &mut Names) -> Option<Arc<Hints>> {
     let given = endpoint.hints.as_ref()?;
     let zones = given.for_zones.iter().flatten();
     let zones: Box<[Arc<str>]> = zones.map(|zone| names.share(&zone.name)).collect();

@@ -12,7 +12,6 @@ use crate::{
 pub mod api;
 mod health;
 pub mod manifests;
-mod wire;
 
 pub use health::{KindHealth, SourceHealth};
 

@@ -20,11 +20,11 @@ use super::{
     known::{Known, MOST_KEPT},
 };
 use crate::{
-    services::Names,
-    watch::{
-        SourceHealth,
+    services::{
+        Names,
         wire::{Identified, Identity, Meta},
     },
+    watch::SourceHealth,
 };
 
 /// Marks the bookmark after the initial events of a watch (KEP-3157).

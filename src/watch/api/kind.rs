@@ -9,9 +9,8 @@ use serde::de::DeserializeOwned;
 
 use crate::services::{
     EndpointSlice, Event, Invalid, Named, Names, Node, Reduced, Service, ServiceCidr, ServiceName,
-    SliceName, namespace,
+    SliceName, namespace, wire,
 };
-use crate::watch::wire;
 
 /// A kind of objects.
 pub(super) trait Kind:
@@ -100,7 +99,7 @@ impl Kind for Service {
     }
 
     fn reduce(wire: wire::Service, names: &mut Names) -> Result<Reduced<Self>, Invalid> {
-        Service::reduce(&wire.into(), names)
+        Service::reduce(&wire, names)
     }
 
     fn came(object: Arc<Self>) -> Event {
@@ -139,7 +138,7 @@ impl Kind for EndpointSlice {
     }
 
     fn reduce(wire: wire::EndpointSlice, names: &mut Names) -> Result<Reduced<Self>, Invalid> {
-        EndpointSlice::reduce(&wire.into(), names)
+        EndpointSlice::reduce(&wire, names)
     }
 
     fn came(object: Arc<Self>) -> Event {
@@ -177,7 +176,7 @@ impl Kind for ServiceCidr {
     }
 
     fn reduce(wire: wire::ServiceCidr, names: &mut Names) -> Result<Reduced<Self>, Invalid> {
-        ServiceCidr::reduce(&wire.into(), names)
+        ServiceCidr::reduce(&wire, names)
     }
 
     fn came(object: Arc<Self>) -> Event {
@@ -211,7 +210,7 @@ impl Kind for Node {
     }
 
     fn reduce(wire: wire::Node, names: &mut Names) -> Result<Reduced<Self>, Invalid> {
-        Node::reduce(&wire.into(), names)
+        Node::reduce(&wire, names)
     }
 
     fn came(object: Arc<Self>) -> Event {

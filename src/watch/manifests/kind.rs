@@ -10,25 +10,21 @@ use k8s_openapi::{
         discovery::v1::EndpointSlice,
         networking::v1::ServiceCIDR,
     },
-    apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 use serde::{
     Deserialize,
     de::{DeserializeSeed, Deserializer},
 };
 
-use crate::{
-    services::{self, Event, ServiceName, SliceName},
-    watch::wire,
-};
+use crate::services::{self, Event, ServiceName, SliceName, wire};
 
-/// An object as the API defines it.
+/// An object as a file has it.
 #[derive(Debug)]
 pub(super) enum ApiObject {
-    Service(Box<Service>),
-    EndpointSlice(Box<EndpointSlice>),
-    Node(Box<Node>),
-    ServiceCidr(Box<ServiceCIDR>),
+    Service(Box<wire::Service>),
+    EndpointSlice(wire::EndpointSlice),
+    Node(wire::Node),
+    ServiceCidr(wire::ServiceCidr),
 }
 
 /// Kinds that a service proxy reads.
@@ -118,7 +114,7 @@ impl fmt::Display for Key {
 impl ApiObject {
     /// Identifies the object; `None` without a name.
     pub(super) fn key(&self) -> Option<Key> {
-        let (kind, metadata): (_, &ObjectMeta) = match self {
+        let (kind, metadata) = match self {
             ApiObject::Service(object) => (Kind::Service, &object.metadata),
             ApiObject::EndpointSlice(object) => (Kind::EndpointSlice, &object.metadata),
             ApiObject::Node(object) => (Kind::Node, &object.metadata),
@@ -137,23 +133,12 @@ impl<'de> DeserializeSeed<'de> for ObjectSeed {
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<ApiObject, D::Error> {
         Ok(match self.0 {
-            Kind::Service => ApiObject::Service(by::<wire::Service, _, _>(deserializer)?),
+            Kind::Service => ApiObject::Service(Box::deserialize(deserializer)?),
             Kind::EndpointSlice => {
-                ApiObject::EndpointSlice(by::<wire::EndpointSlice, _, _>(deserializer)?)
+                ApiObject::EndpointSlice(Deserialize::deserialize(deserializer)?)
             }
-            Kind::Node => ApiObject::Node(by::<wire::Node, _, _>(deserializer)?),
-            Kind::ServiceCidr => {
-                ApiObject::ServiceCidr(by::<wire::ServiceCidr, _, _>(deserializer)?)
-            }
+            Kind::Node => ApiObject::Node(Deserialize::deserialize(deserializer)?),
+            Kind::ServiceCidr => ApiObject::ServiceCidr(Deserialize::deserialize(deserializer)?),
         })
     }
-}
-
-/// Reads an object in the form `W`, without fields that no proxy reads.
-fn by<'de, W, T, D>(deserializer: D) -> Result<Box<T>, D::Error>
-where
-    W: Deserialize<'de> + Into<T>,
-    D: Deserializer<'de>,
-{
-    Ok(Box::new(W::deserialize(deserializer)?.into()))
 }

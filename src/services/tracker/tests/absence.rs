@@ -10,7 +10,7 @@ fn why(selector: &str, family: &str, slices: &[(&str, &str)], reach: Reach) -> O
         "IPv4" => "10.0.0.1",
         _ => "fd00::1",
     };
-    let service: core::Service = yaml(&format!(
+    let service: wire::Service = yaml(&format!(
         "{{metadata: {{name: a}}, spec: {{clusterIP: '{ip}', {selector} \
          ports: [{{name: http, port: 80}}]}}}}"
     ));
@@ -107,7 +107,7 @@ fn a_service_port_without_endpoints_in_use_says_why() {
 #[test]
 fn a_slice_without_ports_is_named_as_such() {
     let mut tracker = Tracker::new("here");
-    let no_ports: discovery::EndpointSlice = yaml(
+    let no_ports: wire::EndpointSlice = yaml(
         "{metadata: {name: s, labels: {kubernetes.io/service-name: a}}, addressType: IPv4, \
          endpoints: [{addresses: [10.1.0.1]}]}",
     );

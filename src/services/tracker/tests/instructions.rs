@@ -11,7 +11,7 @@ fn trackers() -> Vec<Tracker> {
 fn objects(number: u32) -> [Event; 2] {
     let name = format!("service-{number}");
     let (high, low) = (number / 250, number % 250 + 1);
-    let service: core::Service = yaml(&format!(
+    let service: wire::Service = yaml(&format!(
         "{{metadata: {{name: {name}}}, spec: {{clusterIP: 10.96.{high}.{low}, \
          ports: [{{port: 80, targetPort: 8080}}]}}}}"
     ));

@@ -4,7 +4,7 @@
 use super::*;
 
 fn ejecting() -> Event {
-    let service: core::Service = yaml(
+    let service: wire::Service = yaml(
         "{metadata: {name: web, annotations: {tripod.proxy/eject: 'true'}}, \
           spec: {clusterIP: 10.0.0.1, ports: [{port: 80}]}}",
     );
