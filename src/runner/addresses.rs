@@ -1,19 +1,18 @@
-//! The addresses of this node, on which the owner of a node port depends.
+//! The addresses of this node, which decide who owns a node port.
 
 use std::{collections::BTreeSet, io, net::IpAddr};
 
 use super::{Events, Runner};
 use crate::{modes::Mode, services::Node};
 
-/// The addresses of this node.
+/// The addresses of this node, and their changes.
 pub trait NodeAddresses: Send {
-    /// Returns the addresses that serve node ports; `node` is this node's
-    /// object, once it is known.
+    /// Addresses that serve node ports. `node` is this node's object, once it is known.
     ///
     /// # Errors
     /// When they cannot be listed.
     fn serving_node_ports(&mut self, node: Option<&Node>) -> io::Result<BTreeSet<IpAddr>>;
-    /// Waits for the next change; is dropped while it waits.
+    /// Waits for the next change. Cancel safe: the future may be dropped while it waits.
     ///
     /// # Errors
     /// When no further change will be noticed.
@@ -21,7 +20,7 @@ pub trait NodeAddresses: Send {
 }
 
 impl<M: Mode> Runner<M> {
-    /// Asks for the node's addresses: the owner of a node port at an address depends on them.
+    /// Lists the node's addresses again: the owner of a node port depends on them.
     pub(super) fn observe_addresses(&mut self, addresses: &mut impl NodeAddresses) {
         match addresses.serving_node_ports(self.tracker.node()) {
             Ok(addresses) => {
@@ -31,7 +30,7 @@ impl<M: Mode> Runner<M> {
                 self.merge(changes, Events::default());
                 self.failures.addresses_listed();
             }
-            // The last known addresses stay in force.
+            // The last known addresses stay in use.
             Err(error) => self.failures.addresses_unlisted(&error),
         }
     }

@@ -1,5 +1,5 @@
-//! Reports once which addresses a Service does not get because another one owns
-//! them: in the log, and in an Event on the Service.
+//! Reports once which addresses a Service does not get because another Service owns them: in the
+//! log, and in an Event on the Service.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ use crate::{
 /// of up to 1,024 bytes (`NoteLengthLimit` of `pkg/apis/core/validation/events.go`).
 const NAMED: usize = 3;
 
-/// Conflicts that were logged once and still last.
+/// Conflicts that were logged and still exist.
 #[derive(Debug)]
 pub(super) struct Conflicts {
     recorder: Recorder,
@@ -31,13 +31,12 @@ impl Conflicts {
         }
     }
 
-    /// Returns how many ServicePorts lack an address.
+    /// Number of ServicePorts that lack an address.
     pub(super) fn len(&self) -> usize {
         self.known.len()
     }
 
-    /// Reports what is new in `map`, of which the `changes` of `family` are in
-    /// force now.
+    /// Reports new conflicts in `map`, to which the `changes` of `family` have been applied.
     pub(super) fn report(&mut self, family: Family, map: &ServiceMap, changes: &Changes) {
         let mut names: BTreeSet<ServicePortName> = changes.ports.iter().cloned().collect();
         if changes.full {

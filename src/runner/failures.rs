@@ -1,4 +1,4 @@
-//! Logs each failure once, and when it is over.
+//! Logs each failure once, and once more when it is resolved.
 
 use std::{collections::BTreeSet, io, sync::Arc, time::Duration};
 
@@ -10,52 +10,50 @@ use crate::{
     config::ModeName, duration, log_once::LogOnce, modes::FailedPorts, services::ServicePortName,
 };
 
-/// As many ServicePorts that fail for the same reason have a line each in the log; more have one
-/// together.
+/// Up to this number of ServicePorts that fail for the same reason get a log line each; more share
+/// one line.
 const LOGGED_ALONE: usize = 3;
 
-/// Failures that were logged and still last.
+/// Failures that were logged and still exist.
 #[derive(Debug, Default)]
 pub(super) struct LoggedFailures {
     families: PerFamily<Arc<Failures>>,
     syncs: PerFamily<FailedSyncs>,
-    /// Why the addresses of this node are not known.
+    /// Why the addresses of this node cannot be listed.
     addresses: LogOnce,
 }
 
-/// Syncs of one family that failed since the last one that came in force.
+/// Syncs of one family that failed since the last successful one.
 #[derive(Debug, Default)]
 struct FailedSyncs {
-    /// When the first of them ended; `None`: none failed.
+    /// When the first of them ended; `None` if none failed.
     since: Option<Instant>,
-    /// How many there were.
     times: u32,
     logged: LogOnce,
 }
 
-/// What of one family is not in force as requested.
+/// Parts of the desired state of one family that are not applied.
 #[derive(Debug, Default)]
 pub struct Failures {
     /// ServicePorts, each with the reason.
     pub ports: FailedPorts,
-    /// What else was not done, with the reason.
+    /// Other work that was not done, each with the reason.
     pub unfinished: BTreeSet<String>,
 }
 
-/// What fails after a sync.
+/// How the failures of a sync compare with those of the sync before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failing {
     Nothing,
-    /// The same fails as before, or less.
+    /// The same failures as before, or fewer.
     AsBefore,
-    /// Something fails that did not before.
+    /// At least one failure is new.
     New,
 }
 
 impl LoggedFailures {
-    /// Logs what is new in `failed` and `unfinished`, the failures of one sync
-    /// of `family`, and which earlier ones are over. Returns how they differ
-    /// from those before.
+    /// Logs new failures among `failed` and `unfinished`, the result of one sync of `family`, and
+    /// earlier failures that are resolved. Returns how they compare with the previous ones.
     pub(super) fn replace(
         &mut self,
         family: Family,
@@ -73,7 +71,7 @@ impl LoggedFailures {
             tracing::error!("{family}: {why}");
         }
         for why in before.unfinished.difference(&now.unfinished) {
-            // Not if it goes on for another reason.
+            // Not resolved if it only fails for another reason now.
             if !now.unfinished.iter().any(|now| what(now) == what(why)) {
                 tracing::info!("{family}: resolved: {why}");
             }
@@ -88,8 +86,8 @@ impl LoggedFailures {
         }
     }
 
-    /// Logs that a sync of `family` failed at `now`: each reason once until a sync comes in force,
-    /// as it may be tried again for hours.
+    /// Logs that a sync of `family` failed at `now`. Each reason is logged once until a sync
+    /// succeeds, because retries may continue for hours.
     pub(super) fn sync_failed(&mut self, mode: ModeName, family: Family, why: &str, now: Instant) {
         let failed = self.syncs.get_mut(family);
         failed.since.get_or_insert(now);
@@ -101,11 +99,11 @@ impl LoggedFailures {
         }
     }
 
-    /// Logs that syncs of `family` come in force again at `now`, if they failed.
+    /// Logs at `now` that syncs of `family` succeed again, if any failed.
     pub(super) fn sync_in_force(&mut self, family: Family, now: Instant) {
         let failed = std::mem::take(self.syncs.get_mut(family));
         if let Some(since) = failed.since {
-            // No one needs microseconds here.
+            // Milliseconds are precise enough for the log.
             let took = Duration::from_millis((now - since).as_millis() as u64);
             let took = duration::format(took);
             tracing::info!(
@@ -115,7 +113,7 @@ impl LoggedFailures {
         }
     }
 
-    /// Logs that the addresses of this node could not be listed, each reason once.
+    /// Logs that the addresses of this node could not be listed; each reason once.
     pub(super) fn addresses_unlisted(&mut self, error: &io::Error) {
         let why = error.to_string();
         if self.addresses.differs(&why) {
@@ -126,27 +124,26 @@ impl LoggedFailures {
         }
     }
 
-    /// Logs that they are known again, if they could not be listed.
+    /// Logs that the addresses are known again, if they could not be listed before.
     pub(super) fn addresses_listed(&mut self) {
         if self.addresses.end() {
             tracing::info!("the addresses of this node are known again");
         }
     }
 
-    /// Returns what of `family` fails now.
     pub(super) fn of(&self, family: Family) -> Arc<Failures> {
         Arc::clone(self.families.get(family))
     }
 
-    /// Returns how many ServicePorts are not in force as requested.
+    /// Number of ServicePorts that are not applied.
     pub(super) fn service_ports(&self) -> usize {
         let families = self.families.iter();
         families.map(|(_, failures)| failures.ports.len()).sum()
     }
 }
 
-/// Logs ServicePorts that have failed `now`, for other reasons than `before` or for the
-/// first time, and those that are in force again. Returns true if there is a new one.
+/// Logs ServicePorts that have failed `now` for the first time or for another reason than `before`,
+/// and those that are applied again. Returns true if a ServicePort fails that did not fail before.
 fn log_ports(before: &FailedPorts, now: &FailedPorts) -> bool {
     if now.is_shared_with(before) {
         return false;
@@ -179,7 +176,7 @@ fn log_ports(before: &FailedPorts, now: &FailedPorts) -> bool {
     now.keys().any(|name| !before.contains_key(name))
 }
 
-/// Returns the ServicePorts of each reason, in the order of the first of them.
+/// Groups ServicePorts by reason, in the order in which the reasons first appear.
 fn by_reason<'a>(
     failed: impl Iterator<Item = (&'a ServicePortName, &'a String)>,
 ) -> Vec<(&'a str, Vec<&'a ServicePortName>)> {
@@ -195,7 +192,7 @@ fn by_reason<'a>(
     reasons
 }
 
-/// Returns what was not done, without the reason after the last colon.
+/// The work that was not done, without the reason after the last colon.
 fn what(unfinished: &str) -> &str {
     unfinished
         .rsplit_once(": ")
@@ -207,7 +204,7 @@ mod tests {
     use super::*;
     use crate::{log::lines, services::service_ports::port_name};
 
-    /// Returns what `body` logs, each line as its level and what follows.
+    /// Lines that `body` logs: level, then message.
     fn logged(body: impl FnOnce(&mut LoggedFailures)) -> Vec<String> {
         let lines = lines(0, || body(&mut LoggedFailures::default()));
         let lines = lines.iter().filter_map(|line| line.split_once(' '));

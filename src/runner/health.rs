@@ -1,14 +1,14 @@
-//! How syncing goes, for probes, load balancers and metrics.
+//! Health of syncing, for probes, load balancers and metrics.
 //!
 //! A family is unhealthy when something has waited for a sync of it longer than the timeout.
 //! Waiting for the first objects is not the proxy's fault, so a proxy that starts is healthy; but
 //! no load balancer should send to a node that does not know yet what it serves (kube-proxy serves
-//! `/healthz` only when it has read the node's object). A family that was never in force does not
-//! count while the other one is: a node may not be able to serve it, and restarting the proxy would
-//! end what it serves of the other. Nor does one whose Services this node cannot serve, which the
-//! mode reports: kube-proxy does not begin to serve such a family. kube-proxy's
-//! `pkg/proxy/healthcheck` has the same rules, except one: there, a proxy none of whose syncs ever
-//! succeeded stays healthy.
+//! `/healthz` only after it has read the node's object). A family that was never synced does not
+//! count if the other one was: the node may not be able to serve it, and restarting the proxy would
+//! interrupt the other family. Nor does a family count whose Services this node cannot serve, as
+//! reported by the mode: kube-proxy does not start to serve such a family. kube-proxy's
+//! `pkg/proxy/healthcheck` follows the same rules with one exception: there, a proxy that has never
+//! synced successfully stays healthy.
 
 use std::time::{Duration, SystemTime};
 
@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use crate::services::Node;
 
-/// What the runner records and probes read.
+/// Health of syncing, recorded by the runner and read by probes.
 #[derive(Debug)]
 pub struct Health {
     timeout: Duration,
@@ -28,10 +28,11 @@ pub struct Health {
 #[derive(Debug, Default)]
 struct State {
     syncs: PerFamily<Syncs>,
-    /// Whether the objects of the cluster were read once.
+    /// Whether the objects of the cluster have been read at least once.
     are_objects_known: bool,
-    /// Whether the node was deleted, is being deleted or about to be: then load balancers should not
-    /// send to it. False for a node that never had an object, as with a folder of manifests.
+    /// Whether the node was deleted, is being deleted or is about to be deleted, so that load
+    /// balancers should not send to it. False for a node that never had an object, for example with
+    /// a folder of manifests.
     is_node_leaving: bool,
 }
 
@@ -39,7 +40,7 @@ struct State {
 struct Syncs {
     /// The time at which a sync last succeeded.
     updated: Option<SystemTime>,
-    /// The time since which something waits for a sync.
+    /// Since when something has waited for a sync.
     waiting: Option<Instant>,
     /// Whether the last sync found that this node cannot serve the family.
     is_unserved: bool,
@@ -48,24 +49,23 @@ struct Syncs {
 /// The health at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Whether no family is overdue, apart from one that was never in force while the
-    /// other one was.
+    /// Whether no family is overdue, apart from a family that was never synced although the other
+    /// one was.
     pub healthy: bool,
-    /// Whether load balancers should send to this node: the objects of the cluster were read,
-    /// and the node was not deleted, is not being deleted nor about to be, as far as its Node
-    /// object was ever known.
+    /// Whether load balancers should send to this node: the objects of the cluster were read, and
+    /// as far as the Node object is known, the node was not deleted, is not being deleted and is
+    /// not about to be.
     pub node_eligible: bool,
-    /// The time of the last sync that succeeded, of either family; `None`:
-    /// there was none.
+    /// Time of the last successful sync of either family; `None` if there was none.
     pub last_updated: Option<SystemTime>,
-    /// Families that were updated, or should have been.
+    /// Families that were synced, are overdue, or cannot be served.
     pub families: Vec<(Family, FamilyHealth)>,
 }
 
 /// Health of one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FamilyHealth {
-    /// The time at which a sync of it last succeeded; `None`: never.
+    /// Time of the last successful sync; `None` if there was none.
     pub last_updated: Option<SystemTime>,
     /// Whether its Services are served, and nothing has waited for a sync longer than the timeout.
     pub healthy: bool,
@@ -80,8 +80,8 @@ impl Snapshot {
         families.all(|(of, health)| *of != family || health.healthy)
     }
 
-    /// Returns whether what is served of `concerned` families is healthy: none of them is
-    /// overdue, apart from one that is left out, and not all of them are left out.
+    /// Returns whether the `concerned` families are healthy: none of them is overdue, apart from
+    /// those left out, and at least one is not left out.
     pub fn is_healthy_for(&self, concerned: PerFamily<bool>) -> bool {
         let concerned = concerned.iter().filter(|(_, is_concerned)| **is_concerned);
         let mut counted = concerned
@@ -91,8 +91,8 @@ impl Snapshot {
         counted.peek().is_some() && counted.all(|family| self.is_healthy(family))
     }
 
-    /// Returns whether this node cannot serve `family`, or it is overdue and was never in force,
-    /// while the other one was.
+    /// Returns true if this node cannot serve `family`, or if `family` was never synced although
+    /// the other one was.
     fn is_left_out(&self, family: Family) -> bool {
         let serves_any = self.last_updated.is_some();
         self.families.iter().any(|(of, health)| {
@@ -103,9 +103,8 @@ impl Snapshot {
 }
 
 impl Health {
-    /// Returns the health of a proxy that starts. `timeout` is how long a
-    /// change may wait for a sync that succeeds; kube-proxy takes twice its
-    /// sync period.
+    /// Health of a proxy that starts. `timeout` is how long a change may wait for a successful
+    /// sync; kube-proxy takes twice its sync period.
     pub fn new(timeout: Duration) -> Health {
         Health {
             timeout,
@@ -120,7 +119,7 @@ impl Health {
         *waiting = Some(waiting.unwrap_or_else(Instant::now));
     }
 
-    /// Records that a sync of `family` succeeded, and nothing waits.
+    /// Records that a sync of `family` succeeded and nothing is waiting.
     pub fn updated(&self, family: Family) {
         *self.state().syncs.get_mut(family) = Syncs {
             updated: Some(SystemTime::now()),
@@ -128,7 +127,7 @@ impl Health {
         };
     }
 
-    /// Records that this node cannot serve `family`, for which nothing waits therefore.
+    /// Records that this node cannot serve `family`, so that nothing is waiting for it.
     pub fn not_served(&self, family: Family) {
         *self.state().syncs.get_mut(family) = Syncs {
             is_unserved: true,
@@ -146,12 +145,12 @@ impl Health {
         self.state().are_objects_known = true;
     }
 
-    /// Records what this node's object says, or said before it was deleted.
+    /// Records the state of this node's object, or its last state before it was deleted.
     pub fn set_node(&self, node: &Node, is_deleted: bool) {
         self.state().is_node_leaving = node.deleting || node.to_be_deleted || is_deleted;
     }
 
-    /// Returns the health at this moment.
+    /// The current health of both families.
     pub fn snapshot(&self) -> Snapshot {
         let state = self.state();
         let now = Instant::now();
@@ -180,7 +179,7 @@ impl Health {
         snapshot
     }
 
-    /// Returns how long something has waited for a sync of each family; zero: nothing waits.
+    /// How long something has waited for a sync of each family; zero if nothing is waiting.
     pub fn waiting(&self) -> PerFamily<Duration> {
         let (state, now) = (self.state(), Instant::now());
         PerFamily::each(|family| {
@@ -190,7 +189,7 @@ impl Health {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Each change is one assignment, so a panic leaves nothing half done.
+        // Each change is a single assignment, so a panic cannot leave the state half changed.
         self.state.lock()
     }
 }

@@ -1,4 +1,4 @@
-//! The last syncs, up to a maximum number.
+//! The most recent syncs, up to a maximum number.
 
 use std::{
     collections::VecDeque,
@@ -19,20 +19,20 @@ pub struct PastSync {
     pub took: Duration,
     /// Whether everything was compared with the kernel.
     pub full: bool,
-    /// What it did, or why it took no effect.
+    /// Extent of the sync, or why it had no effect.
     pub result: Result<Extent, String>,
 }
 
-/// How much a sync did.
+/// Size of a sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Number of ServicePorts that it looked at.
+    /// Number of ServicePorts that it examined.
     pub service_ports: usize,
-    /// Number of those that are not in force as requested after it.
+    /// Number of those that are not applied after it.
     pub failed: usize,
 }
 
-/// The last syncs of each family; those of a family that syncs often displace none of the other.
+/// The most recent syncs of each family. A family that syncs often does not displace the other's.
 #[derive(Debug, Default)]
 pub(super) struct History(PerFamily<VecDeque<PastSync>>);
 
@@ -45,7 +45,7 @@ impl History {
         syncs.push_back(sync);
     }
 
-    /// Returns all, the oldest first.
+    /// All syncs, oldest first.
     pub(super) fn all(&self) -> Vec<(Family, PastSync)> {
         let families = self.0.iter();
         let all = families.flat_map(|(family, syncs)| {

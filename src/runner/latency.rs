@@ -1,6 +1,6 @@
-//! Network programming latency: the time from a change of a pod or Service until it is in force
-//! here. The endpoints controller writes the time of the change on the EndpointSlice (annotation
-//! `endpoints.kubernetes.io/last-change-trigger-time`).
+//! Network programming latency: the time from a change of a pod or Service until it is applied on
+//! this node. The endpoints controller writes the time of the change to the EndpointSlice
+//! (annotation `endpoints.kubernetes.io/last-change-trigger-time`).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,17 +11,16 @@ use net::{Family, PerFamily};
 
 use crate::services::{Changes, ServiceName};
 
-/// Times of changes that are not in force yet.
+/// Times of changes that are not applied yet.
 #[derive(Debug)]
 pub(super) struct Triggers {
-    /// Changes before this time are not counted: an earlier process put them in
-    /// force, or did not.
+    /// Changes before this time are not counted: they were left to an earlier process.
     since: SystemTime,
     pending: PerFamily<BTreeMap<ServiceName, BTreeSet<SystemTime>>>,
 }
 
-/// Maximum number of times of one Service, and of Services, that wait while a family fails; later
-/// ones are not counted.
+/// Maximum number of times per Service, and of Services, that wait while a family fails; later ones
+/// are not counted.
 const MOST_TIMES: usize = 100;
 const MOST_SERVICES: usize = 100_000;
 
@@ -33,8 +32,7 @@ impl Triggers {
         }
     }
 
-    /// Records that endpoints of `service` changed because of something that
-    /// happened at `at`.
+    /// Records that the endpoints of `service` changed because of an event at `at`.
     pub(super) fn add(&mut self, service: &ServiceName, at: SystemTime) {
         if at < self.since {
             return;
@@ -49,9 +47,8 @@ impl Triggers {
         }
     }
 
-    /// Records that everything of `family` is in force now, `changes` included.
-    /// Returns how long each change took; changes that made no difference do
-    /// not count.
+    /// Records that everything of `family`, including `changes`, is applied. Returns the latency of
+    /// each change; changes that made no difference do not count.
     pub(super) fn in_force(
         &mut self,
         family: Family,
@@ -70,8 +67,7 @@ impl Triggers {
         let mut took = Vec::new();
         for service in changed {
             for at in pending.get(service).into_iter().flatten() {
-                // The clocks of two machines differ: a change may seem to be in
-                // the future.
+                // The clocks of two machines differ: a change may seem to be in the future.
                 took.push(now.duration_since(*at).unwrap_or_default());
             }
         }

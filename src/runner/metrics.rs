@@ -1,8 +1,8 @@
-//! Metrics of the runner, under kube-proxy's names (`pkg/proxy/metrics`), so
-//! that its dashboards and alerts go on working, and a few under `tripod_`.
+//! Metrics of the runner, under kube-proxy's names (`pkg/proxy/metrics`), so that its dashboards
+//! and alerts keep working, and a few under `tripod_`.
 //!
-//! A sync counts for each family that it concerned, as in kube-proxy, which syncs
-//! each by itself.
+//! A sync counts for each family that it concerned, as in kube-proxy, which syncs each family
+//! separately.
 
 use std::{
     sync::Arc,
@@ -42,11 +42,11 @@ pub struct Metrics {
     pub(super) endpoints: Changes,
     /// Number of ServicePorts that this node serves.
     pub(super) service_ports: IntGauge,
-    /// ServicePorts that are not in force as requested.
+    /// ServicePorts that are not applied.
     pub(super) service_ports_failed: IntGauge,
     /// ServicePorts that lack an address which another one owns.
     pub(super) service_ports_conflicting: IntGauge,
-    /// Syncs of a family of which nothing took effect.
+    /// Syncs of a family that had no effect.
     failures: IntCounterVec,
     unwritten: UnwrittenRules,
 }
@@ -61,14 +61,11 @@ pub(super) struct Changes {
 /// How much of the kernel's state a sync compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SyncKind {
-    /// All of it.
     Full,
-    /// Only what changed since the last sync.
     Partial,
 }
 
 impl SyncKind {
-    /// Returns the kind of a sync that was `full` or not.
     pub(crate) fn of(full: bool) -> SyncKind {
         if full {
             SyncKind::Full
@@ -95,7 +92,6 @@ impl Policy {
         }
     }
 
-    /// Returns the policy of `port` for this kind of traffic.
     pub(super) fn of(self, port: &ServicePort) -> TrafficPolicy {
         match self {
             Policy::Internal => port.internal_traffic_policy,
@@ -198,7 +194,7 @@ impl Metrics {
         })
     }
 
-    /// Returns the same metrics with these `counters`, which one mode alone shows.
+    /// The same metrics with the additional `counters` of one mode.
     ///
     /// # Errors
     /// When `registry` has metrics of these names already.
@@ -240,8 +236,7 @@ impl Metrics {
         self.failures.with_label_values(&[family.name()]).inc();
     }
 
-    /// Records that a change of an endpoint of `family` was in force after
-    /// `took`.
+    /// Records that a change of an endpoint of `family` was applied after `took`.
     pub(super) fn programmed(&self, family: Family, took: Duration) {
         observe(&self.network_programming, family, took.as_secs_f64());
     }
@@ -280,26 +275,26 @@ impl Changes {
         })
     }
 
-    /// Counts `events` that were received.
+    /// Counts received `events`.
     pub(super) fn seen(&self, events: u32) {
         self.total.inc_by(events.into());
     }
 
-    /// Sets the number of events whose changes are not in force yet.
+    /// Sets the number of events whose changes are not applied yet.
     pub(super) fn set_pending(&self, events: u32) {
         self.pending.set(events.into());
     }
 }
 
-/// Returns buckets from 1 ms to 16 s, each twice the one before.
+/// Buckets from 1 ms to 16 s, each twice the previous one.
 fn sync_buckets() -> Vec<f64> {
     (0..15)
         .map(|power| f64::from(1 << power) / 1000.0)
         .collect()
 }
 
-/// Returns buckets for the service-level objective of network programming: at
-/// most 5 minutes, in growing steps.
+/// Buckets for the service-level objective of network programming: up to 5 minutes, in growing
+/// steps.
 fn network_programming_buckets() -> Vec<f64> {
     let mut buckets = vec![0.0, 0.25, 0.5];
     buckets.extend((1..60).map(f64::from));

@@ -1,9 +1,8 @@
-//! The sync runner: folds batches of events into the service map and has the
-//! mode put the changes in force, again and again until it succeeds.
+//! The sync runner: folds batches of events into the service map and has the mode apply the
+//! changes, again and again until it succeeds.
 //!
-//! *When* is decided in [`schedule`]; what happened is recorded in [`health`]
-//! and [`metrics`]. Each IP family has its own pending changes, retries and
-//! health: one that fails delays nothing of the other.
+//! [`schedule`] decides when to sync; [`health`] and [`metrics`] record the results. Each IP family
+//! has its own pending changes, retries and health: a family that fails does not delay the other.
 
 mod addresses;
 mod conflicts;
@@ -57,23 +56,23 @@ use crate::{
     services::{Batch, Changes, Event, Owner, ServiceMap, Tracker},
 };
 
-/// Time to the next sync while addresses linger for their last connections.
+/// Time to the next sync while addresses stay for their last connections.
 const LINGER_CHECK: Duration = Duration::from_secs(1);
 
-/// Is called after each sync of a family that came in force.
+/// Follower of successful syncs.
 pub trait AfterSync: Send {
-    /// Is called when what `map` has of `family` is in force, apart from ServicePorts that failed;
-    /// `changes` is what of it differs from the last time.
+    /// Called after a sync applied `family` of `map`, apart from ServicePorts that failed.
+    /// `changes` are the differences from the previous call.
     fn synced(&mut self, family: Family, map: &ServiceMap, changes: &Changes);
 }
 
-/// What is not in force yet of one family.
+/// Changes of one family that are not applied yet.
 #[derive(Debug, Default)]
 struct Pending {
     changes: Changes,
-    /// Whether something was added for which no sync was requested yet.
+    /// Whether changes were added for which no sync has been requested yet.
     unrequested: bool,
-    /// Events about Services and EndpointSlices from which the changes follow.
+    /// Events about Services and EndpointSlices that caused the changes.
     events: Events,
 }
 
@@ -84,7 +83,7 @@ struct Events {
     slices: u32,
 }
 
-/// Has a mode put in force what batches of events change.
+/// Folds batches of events into a service map and has a mode apply the changes.
 pub struct Runner<M> {
     mode: M,
     tracker: Tracker,
@@ -93,7 +92,6 @@ pub struct Runner<M> {
     metrics: Metrics,
     triggers: Triggers,
     followers: Vec<Box<dyn AfterSync>>,
-    /// What is not in force yet.
     pending: PerFamily<Pending>,
     failures: LoggedFailures,
     preferences: ReportedPreferences,
@@ -106,7 +104,7 @@ pub struct Runner<M> {
 }
 
 impl<M: Mode> Runner<M> {
-    /// Returns a runner that has not synced yet.
+    /// A runner that has not synced yet.
     pub fn new(
         mode: M,
         tracker: Tracker,
@@ -143,38 +141,37 @@ impl<M: Mode> Runner<M> {
         }
     }
 
-    /// Posts Events to `recorder` about Services that request what the mode cannot do, or addresses
-    /// that other Services own.
+    /// Posts Events to `recorder` about Services that request something the mode cannot do, or
+    /// addresses that other Services own.
     pub fn post_to(&mut self, recorder: Recorder) {
         self.preferences.post_to(recorder.clone());
         self.conflicts = Conflicts::new(recorder);
     }
 
-    /// Has the runner report when the object of the node of that `name` is not known, and what does
-    /// not work then.
+    /// Has the runner report that the object of the node `name` is not known, and what does not
+    /// work without it.
     pub fn report_node(&mut self, name: &str, dependents: NodeDependents) {
         self.this_node = Some(ThisNode::new(name, dependents));
     }
 
-    /// Returns what others may read of this runner at any time.
+    /// State of this runner, which may be read at any time.
     pub fn status(&self) -> Arc<Status> {
         Arc::clone(&self.status)
     }
 
-    /// Returns a handle for asking this runner questions while it runs.
+    /// Handle for asking this runner questions while it runs.
     pub fn questions(&self) -> Questions {
         self.questions.clone()
     }
 
-    /// Calls `follower` after each sync that came in force.
+    /// Calls `follower` after each successful sync.
     pub fn follow(&mut self, follower: impl AfterSync + 'static) {
         self.followers.push(Box::new(follower));
     }
 
-    /// Runs until the source of batches ends. The first sync waits for the
-    /// first batch, the complete initial state, and then for `before_sync`. A change of node
-    /// addresses causes a full sync, and so does another program that modifies what the
-    /// mode installed.
+    /// Runs until the source of batches ends. The first sync waits for the first batch, which is
+    /// the complete initial state, and then for `before_sync`. A change of node addresses causes a
+    /// full sync, and so does another program that modifies what the mode installed.
     pub async fn run(
         &mut self,
         mut batches: Receiver<Batch>,
@@ -197,14 +194,14 @@ impl<M: Mode> Runner<M> {
                 while let Ok(batch) = batches.try_recv() {
                     self.fold(batch);
                 }
-                // This requests syncs for what has just been added, also for the other family.
+                // Requests syncs for the changes just added, also for the other family.
                 self.ask(&mut scheduler);
                 self.sync(&mut scheduler, addresses.as_mut()).await;
-                // Signals and probes are handled, however short the sync period is.
+                // Lets signals and probes be handled, however short the sync period is.
                 tokio::task::yield_now().await;
                 continue;
             }
-            // Questions come last: those who ask all the time must not keep a batch waiting.
+            // Questions come last: clients that ask all the time must not delay a batch.
             tokio::select! {
                 biased;
                 () = self.mode.externally_modified() => self.ask_all(&mut scheduler),
@@ -226,7 +223,7 @@ impl<M: Mode> Runner<M> {
 
     async fn answer(&mut self, question: Question) {
         let map = self.tracker.map();
-        // Whoever asked may not be waiting any more.
+        // The client may have stopped waiting.
         match question {
             Question::Compare(reply) if !reply.is_closed() => {
                 let _ = reply.send(question::compare(&mut self.mode, map).await);
@@ -297,8 +294,8 @@ impl<M: Mode> Runner<M> {
         self.count_pending();
     }
 
-    /// Updates the metrics of what is not in force yet; what waits for both
-    /// families counts once.
+    /// Updates the metrics of pending events; an event that is pending for both families counts
+    /// once.
     fn count_pending(&self) {
         let (v4, v6) = (&self.pending.v4.events, &self.pending.v6.events);
         let metrics = &self.metrics;
@@ -347,7 +344,7 @@ impl<M: Mode> Runner<M> {
         }
         let asked = PerFamily::each(|f| due(f).then_some(&self.pending.get(f).changes));
         for family in Family::ALL.into_iter().filter(|family| due(*family)) {
-            // A sync that no change requested counts, too: if it hangs or fails, it is what is
+            // A sync that no change requested counts, too: if it hangs or fails, that sync is
             // overdue.
             self.health.queued(family);
             self.status.began(family);
@@ -391,7 +388,7 @@ impl<M: Mode> Runner<M> {
         }
         self.count_pending();
         self.trimmer.trim();
-        // For changes that the node's addresses caused in a family that was not due.
+        // Changes of node addresses may concern a family that was not due.
         self.ask(scheduler);
     }
 
@@ -405,7 +402,7 @@ impl<M: Mode> Runner<M> {
         }
         self.failures.sync_in_force(family, Instant::now());
         let map = self.tracker.map();
-        // Counted only where it takes counting.
+        // ServicePorts are only counted if a family is unserved.
         let unserved = Family::ALL.into_iter();
         let unserved = unserved.filter(|family| !self.health.is_served(*family));
         let unserved = unserved.map(|family| map.of_family(family).count());

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::services::{Changes, ServiceMap, ServicePort, ServicePortName, TrafficPolicy};
 
-/// Follows the changes of the service map, and sets the gauges of [`Metrics`].
+/// Tracks changes of the service map, and sets the gauges of [`Metrics`].
 #[derive(Debug)]
 pub(super) struct NoLocalEndpoints {
     metrics: Metrics,
@@ -38,7 +38,7 @@ impl NoLocalEndpoints {
     }
 }
 
-/// Returns whether endpoints exist, and the policy forbids to use them.
+/// Returns true if endpoints exist but the policy forbids using them.
 fn has_nothing_local(port: &ServicePort, policy: Policy) -> bool {
     let used = match policy {
         Policy::Internal => true,

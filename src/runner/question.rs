@@ -1,5 +1,4 @@
-//! What others ask a runner while it runs, and only its mode can find out. It is answered between
-//! syncs.
+//! Questions to a running runner that only its mode can answer. They are answered between syncs.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,15 +20,16 @@ pub use crate::modes::{
     },
 };
 
-/// Maximum number of questions that wait. Each may require reading all that the kernel holds.
+/// Maximum number of waiting questions. Each may require reading the mode's whole state from the
+/// kernel.
 const WAITING: usize = 16;
 
-/// How long a mode may take to compare, since syncs wait meanwhile. The commands that ask wait
+/// Maximum duration of a comparison, because syncs wait meanwhile. The commands that ask wait
 /// slightly longer for an answer.
 const LONGEST_COMPARISON: Duration = Duration::from_secs(15);
 
-/// Returns how the kernel differs from what `mode` is to have there for `map`. Both families fail
-/// where that takes longer than [`LONGEST_COMPARISON`].
+/// Compares the kernel with the desired state of `mode` for `map`. Both families fail if that takes
+/// longer than [`LONGEST_COMPARISON`].
 pub(super) async fn compare<M: Mode>(mode: &mut M, map: &ServiceMap) -> Compared {
     let compared = timeout(LONGEST_COMPARISON, mode.compare(map)).await;
     compared.unwrap_or_else(|_| {
@@ -37,8 +37,8 @@ pub(super) async fn compare<M: Mode>(mode: &mut M, map: &ServiceMap) -> Compared
     })
 }
 
-/// Returns what becomes of `packets`, and, if the kernel is read, how it differs from what `mode` is
-/// to have there for `map`.
+/// Explains where `packets` go and, with [`Reading::Whole`], compares the kernel with the desired
+/// state of `mode` for `map`.
 pub(super) async fn explain<M: Mode>(
     mode: &mut M,
     map: &ServiceMap,
@@ -69,75 +69,75 @@ pub(super) async fn explain<M: Mode>(
 #[derive(Clone, Debug)]
 pub struct Questions(mpsc::Sender<Question>);
 
-/// A question, with where the answer goes.
+/// A question, with the channel for its answer.
 #[derive(Debug)]
 pub(super) enum Question {
-    /// How the kernel differs from what it is to hold.
+    /// Differences between the kernel and the desired state.
     Compare(oneshot::Sender<Compared>),
-    /// What becomes of packets.
+    /// Where packets go.
     Explain(Vec<Packet>, Reading, oneshot::Sender<Explained>),
 }
 
-/// Whether what the kernel holds is read for an answer.
+/// Whether the kernel's state is read for an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reading {
-    /// All that the mode keeps there, which takes long if there is much.
+    /// Everything that the mode installed, which takes long if there is much.
     Whole,
     /// Nothing: the answer follows from the Services alone.
     Nothing,
 }
 
-/// What becomes of packets, and what in the kernel is not as it is to be.
+/// Where packets go, and differences between the kernel and the desired state.
 #[derive(Debug)]
 pub struct Explained {
-    /// Those that were asked about, in their order.
+    /// The packets of the question, in the same order.
     pub packets: Vec<ExplainedPacket>,
-    /// How the kernel differs from what it should hold; `None`: it was not read.
+    /// Differences between the kernel and the desired state; `None` if the kernel was not read.
     pub compared: Option<Compared>,
 }
 
-/// What becomes of a packet.
+/// A packet and where it goes.
 #[derive(Debug)]
 pub struct ExplainedPacket {
-    /// The packet that was asked about.
+    /// The packet of the question.
     pub packet: Packet,
-    /// What becomes of it if the kernel is as it should be.
+    /// Where it goes if the kernel matches the desired state.
     pub explanation: Result<Explanation, SyncError>,
-    /// The ServicePort to which the destination belongs; `None`: it belongs to none.
+    /// The ServicePort that owns the destination; `None` if there is none.
     pub service_port: Option<Arc<ServicePort>>,
 }
 
-/// Why there is no answer.
+/// Why a question was not answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unanswered {
     /// Too many questions are waiting.
     #[error("too many queries at the same time: try again")]
     Busy,
-    /// The runner does not run any more.
+    /// The runner has ended.
     #[error("the proxy is ending")]
     Ending,
 }
 
 impl Questions {
-    /// Returns a handle for asking, and the receiver of its questions.
+    /// A handle for asking, and the receiver of its questions.
     pub(super) fn new() -> (Questions, mpsc::Receiver<Question>) {
         let (sender, receiver) = mpsc::channel(WAITING);
         (Questions(sender), receiver)
     }
 
-    /// Returns how the kernel differs from what it is to hold now. Syncs wait meanwhile.
+    /// Differences between the kernel and the desired state. Syncs wait meanwhile.
     ///
     /// # Errors
-    /// When too many ask, or the runner ends.
+    /// When too many questions are waiting, or the runner has ended.
     pub async fn compare(&self) -> Result<Compared, Unanswered> {
         self.ask(Question::Compare).await
     }
 
-    /// Returns what becomes of `packets`, and how the kernel differs from what it is to
-    /// hold. Syncs wait meanwhile.
+    /// Explains where `packets` go and, depending on `reading`, compares the kernel with the
+    /// desired state. Syncs wait meanwhile.
     ///
     /// # Errors
-    /// When too many ask, or the runner ends.
+    /// When too many questions are waiting, or the runner has ended.
     pub async fn explain(
         &self,
         packets: Vec<Packet>,

@@ -11,28 +11,27 @@ use crate::backoff::Backoff;
 /// How often syncs may, and must, happen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Shortest time from the end of one sync to the start of the next, once a
-    /// burst is used up: `minSyncPeriod` of the mode. What changes meanwhile is
-    /// one batch.
+    /// Shortest time from the end of one sync to the start of the next, once a burst is used up:
+    /// `minSyncPeriod` of the mode. Changes during that time form one batch.
     pub min_interval: Duration,
-    /// Syncs that may follow each other at once after a quiet time; at least 1.
+    /// Number of syncs that may follow each other immediately after a quiet time; at least 1.
     pub burst: u32,
     /// Longest time from one full sync to the next: `syncPeriod` of the mode. It is also the
-    /// longest pause before what failed is tried again.
+    /// longest pause before a failed sync is retried.
     pub sync_period: Duration,
-    /// Pause after a first failure; it doubles with each further one.
+    /// Pause after the first failure; it doubles with each further failure.
     pub retry: Duration,
 }
 
 impl Default for Options {
-    /// The same for all modes, as each writes only what changed: at most about a hundred syncs a
-    /// second, a full one every 30 s (kube-proxy's default). kube-proxy's own minimum is 1 s. A
-    /// program that takes longer than the interval sets the pace itself.
+    /// The same for all modes, because each writes only what changed: at most about a hundred syncs
+    /// a second, and a full one every 30 s (kube-proxy's default). kube-proxy's own minimum is 1 s.
+    /// A program that takes longer than the interval sets the pace itself.
     ///
     /// Measured (`cargo bench --bench cluster -- intervals`): in a storm of 20,000 changes among
-    /// 5,000 Services, 1 ms, 10 ms, 100 ms and 1 s all take 11,000 to 13,000 changes a second of
+    /// 5,000 Services, 1 ms, 10 ms, 100 ms and 1 s all handle 11,000 to 13,000 changes a second on
     /// one core. A longer interval saves nothing, so it is as short as possible while it still
-    /// joins what a controller writes in one go.
+    /// joins the writes that a controller makes in one go.
     fn default() -> Self {
         Options {
             min_interval: Duration::from_millis(10),
@@ -46,27 +45,27 @@ impl Default for Options {
 /// How a sync of one family ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Everything is in force.
+    /// Everything was applied.
     Done,
-    /// Some of it is not in force, and is to be tried again; the rest need not wait.
+    /// Something was not applied and will be retried; the rest need not wait.
     Partly {
-        /// Whether something fails that did not before.
+        /// Whether there is a failure that did not exist before.
         new_failures: bool,
     },
     /// Nothing took effect.
     Failed,
 }
 
-/// How a sync of a family that begins is to be done.
+/// How a sync of a family is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// Whether the sync period is over, so that everything is compared.
+    /// Whether the sync period has expired, so that everything is compared.
     pub full: bool,
-    /// Whether what failed is tried again.
+    /// Whether failed ServicePorts are retried.
     pub retry: bool,
 }
 
-/// Decides when the next sync is due, and of which families.
+/// Decides when the next sync is due, and for which families.
 #[derive(Debug)]
 pub struct SyncScheduler {
     options: Options,
@@ -82,8 +81,8 @@ pub struct SyncScheduler {
 struct FamilySchedule {
     /// Whether a sync was requested.
     requested: bool,
-    /// No request is due before this: what has just failed as a whole would
-    /// most likely fail again.
+    /// No request is due before this time: after a sync that failed completely, an immediate retry
+    /// would most likely fail again.
     not_before: Option<Instant>,
     backoff: Backoff,
     sync_by: Option<Instant>,
@@ -98,8 +97,7 @@ impl FamilySchedule {
 }
 
 impl SyncScheduler {
-    /// Returns a scheduler for which nothing is due before the sync period is
-    /// over, unless it is requested.
+    /// A scheduler with nothing due before the end of the sync period, unless a sync is requested.
     pub fn new(options: Options, now: Instant) -> SyncScheduler {
         SyncScheduler {
             tokens: options.burst.max(1),
@@ -115,7 +113,7 @@ impl SyncScheduler {
         }
     }
 
-    /// Requests a sync of `family`. Requests until it starts are one.
+    /// Requests a sync of `family`. Requests are merged until the sync starts.
     pub fn request(&mut self, family: Family) {
         self.families.get_mut(family).requested = true;
     }
@@ -126,7 +124,7 @@ impl SyncScheduler {
         *sync_by = Some(sync_by.map_or(at, |earlier| earlier.min(at)));
     }
 
-    /// Returns when the next sync is due; now, if that is past.
+    /// When the next sync is due, but not before `now`.
     pub fn due(&self, now: Instant) -> Instant {
         let free = match self.tokens_at(now) {
             0 => self.growing + self.options.min_interval,
@@ -139,8 +137,8 @@ impl SyncScheduler {
             .max(free)
     }
 
-    /// Starts a sync and returns the families that are due. When the sync
-    /// period is over both are, whatever one has to wait for.
+    /// Starts a sync and returns the families that are due. At the end of the sync period both are
+    /// due, even one that waits after a failure.
     pub fn begin(&mut self, now: Instant) -> PerFamily<Option<Turn>> {
         self.tokens = self.tokens_at(now).saturating_sub(1);
         let full = now >= self.full_at;
@@ -174,8 +172,8 @@ impl SyncScheduler {
         }
     }
 
-    /// Records that the sync that ended was a full one of both families. One
-    /// that failed counts, too: its retry is a full sync.
+    /// Records that the sync that ended was a full one of both families. A failed one counts, too:
+    /// its retry is a full sync.
     pub fn was_full(&mut self, now: Instant) {
         self.full_at = now + self.options.sync_period;
     }

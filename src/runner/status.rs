@@ -1,5 +1,5 @@
-//! What others may read of the runner at any time: the ServicePorts, how syncs went, and what is
-//! not in force as requested. Nothing here is computed before it is read: a sync stores a few
+//! State of the runner that may be read at any time: the ServicePorts, the results of syncs, and
+//! everything that is not applied. It is computed only when it is read: a sync stores just a few
 //! words.
 
 use std::{
@@ -25,16 +25,16 @@ use crate::{
     trouble::Trouble,
 };
 
-/// The state of a runner at the moment in which it is read.
+/// Current state of a runner.
 #[derive(Debug)]
 pub struct Status {
-    /// Weak, so that a change copies the table only while it is read; `None`: the objects
+    /// Weak, so that a change copies the table only while it is being read. `None` if the objects
     /// are not known yet.
     ports: Mutex<Option<Weak<ServicePorts>>>,
-    /// Why it matters that this node's object is not known; `None`: it is known, or nothing depends
-    /// on it.
+    /// Why it matters that this node's object is not known; `None` if it is known, or nothing
+    /// depends on it.
     node: Mutex<Option<Trouble>>,
-    /// Whether this node has addresses of each family that serve node ports; `None`: not known.
+    /// Whether this node has addresses of each family that serve node ports; `None` if not known.
     node_ports: Mutex<Option<PerFamily<bool>>>,
     families: Mutex<PerFamily<FamilyStatus>>,
     progress: PerFamily<SyncProgress>,
@@ -45,21 +45,21 @@ pub struct Status {
 /// The state of syncs of one family.
 #[derive(Clone, Debug, Default)]
 pub struct FamilyStatus {
-    /// The last sync that took effect; `None`: none has.
+    /// The last successful sync; `None` if there was none.
     pub last: Option<SuccessfulSync>,
-    /// The time at which the current sync began; `None`: no sync is running.
+    /// When the current sync began; `None` if no sync is running.
     pub under_way: Option<SystemTime>,
-    /// How far that one is; `None`: nothing is planned yet, or none is under way.
+    /// Progress of the current sync; `None` if nothing is planned yet, or no sync is running.
     pub position: Option<Position>,
-    /// Why syncs had no effect since the last one that took effect; `None`: none failed since.
+    /// Why syncs failed since the last successful one; `None` if none failed.
     pub failure: Option<Trouble>,
-    /// What is not in force as requested, as of the last sync that came in force.
+    /// Everything that was not applied by the last successful sync.
     pub failures: Arc<Failures>,
 }
 
 impl FamilyStatus {
-    /// Returns why `port`, which is of this `family`, is not in force as requested, or may not be;
-    /// `None`: it is.
+    /// Why `port`, which is of this `family`, is not applied, or may not be; `None` if it is
+    /// applied.
     pub fn failing(&self, family: Family, port: &ServicePortName) -> Option<String> {
         if let Some(why) = self.failures.ports.get(port) {
             return Some(why.clone());
@@ -75,18 +75,18 @@ impl FamilyStatus {
         })
     }
 
-    /// Returns why ServicePorts of the family are not served; `None`: they are, as far as known.
+    /// Why ServicePorts of the family are not served; `None` if they are, as far as known.
     pub fn not_served(&self) -> Option<&str> {
         self.last.as_ref()?.not_served.as_deref()
     }
 
-    /// Returns whether the first sync has ended, in force or failed.
+    /// Returns whether the first sync has ended, successfully or not.
     pub fn first_sync_is_over(&self) -> bool {
         self.last.is_some() || self.failure.is_some()
     }
 }
 
-/// A sync that came in force.
+/// A sync that succeeded.
 #[derive(Clone, Debug)]
 pub struct SuccessfulSync {
     /// The time at which it ended.
@@ -95,19 +95,19 @@ pub struct SuccessfulSync {
     pub took: Duration,
     /// Whether everything was compared with the kernel.
     pub full: bool,
-    /// Number of addresses and real servers that stay only for the connections that they have.
+    /// Number of addresses and real servers that are kept only for their open connections.
     pub draining: usize,
-    /// The first addresses and endpoints that drain.
+    /// The first draining addresses and endpoints.
     pub drains: Arc<[Drain]>,
-    /// Why ServicePorts of the family are not served, which is no failure; `None`: they are served.
+    /// Why ServicePorts of the family are not served, which is not a failure; `None` if they are
+    /// served.
     pub not_served: Option<String>,
     /// Whether there were no ServicePorts of the family.
     pub empty: bool,
 }
 
 impl Status {
-    /// Returns the state of a runner that has not received any objects yet; its mode counts in
-    /// `progress`.
+    /// State of a runner that has not received any objects yet. Its mode counts in `progress`.
     pub(super) fn new(
         unsupported: Arc<Mutex<UnsupportedPreferences>>,
         progress: PerFamily<SyncProgress>,
@@ -123,30 +123,31 @@ impl Status {
         }
     }
 
-    /// Returns the ServicePorts that are to be served, which need not all be in force
-    /// yet; `None`: they are not known.
+    /// The desired ServicePorts, not all of which need be applied yet; `None` if they are not
+    /// known.
     pub fn ports(&self) -> Option<Arc<ServicePorts>> {
         self.ports.lock().as_ref()?.upgrade()
     }
 
-    /// Returns whether the objects were known once: until then nothing can be derived from them.
+    /// Returns whether the objects have been known at least once: nothing can be derived from them
+    /// before.
     pub fn knows_objects(&self) -> bool {
         self.ports.lock().is_some()
     }
 
-    /// Returns what does not work because this node's object is not known, once the others
-    /// are; `None`: it is known, or nothing depends on it.
+    /// Consequences of not knowing this node's object although the other objects are known; `None`
+    /// if it is known, or nothing depends on it.
     pub fn node(&self) -> Option<Trouble> {
         self.node.lock().clone()
     }
 
-    /// Returns whether node ports of `family` are served at some address, as far as known.
+    /// Returns whether node ports of `family` are served at any address, as far as known.
     pub fn serves_node_ports(&self, family: Family) -> bool {
         let served = *self.node_ports.lock();
         served.is_none_or(|served| *served.get(family))
     }
 
-    /// Returns the state of syncs of each family.
+    /// State of syncs of each family, including the progress of running ones.
     pub fn families(&self) -> PerFamily<FamilyStatus> {
         let mut families = self.families.lock().clone();
         for (family, status) in families.iter_mut() {
@@ -156,13 +157,13 @@ impl Status {
         families
     }
 
-    /// Returns the last syncs of each family, the oldest first.
+    /// The most recent syncs of each family, oldest first.
     pub fn history(&self) -> Vec<(Family, PastSync)> {
         self.history.lock().all()
     }
 
-    /// Calls `read` with what Services request and the mode does not do. The runner waits
-    /// meanwhile.
+    /// Calls `read` with the preferences that Services request and the mode does not support. The
+    /// runner waits meanwhile.
     pub fn unsupported<T>(&self, read: impl FnOnce(&UnsupportedPreferences) -> T) -> T {
         read(&self.unsupported.lock())
     }

@@ -1,6 +1,6 @@
 //! Reports that this node's object is not known, for example because the node has another name, or
-//! lacks what something depends on. kube-proxy waits for it for 30 s, and with NodeCIDR ends after
-//! five minutes (`NewNodeManager` of its `pkg/proxy/node.go`).
+//! that it lacks something that is needed. kube-proxy waits for it for 30 s, and with NodeCIDR
+//! exits after five minutes (`NewNodeManager` of its `pkg/proxy/node.go`).
 
 use net::{Family, PerFamily};
 
@@ -10,20 +10,20 @@ use crate::{
     services::{Changes, Node},
 };
 
-/// What does not work without this node's object, in words.
+/// Consequences of not knowing this node's object, in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeDependents {
-    /// What does not work of node ports and health-check node ports; `None`: none depends on the
+    /// Consequences for node ports and health-check node ports; `None` if they do not depend on the
     /// Node object.
     pub node_ports: Option<String>,
-    /// What does not work because pods cannot be distinguished from other callers; `None`: nothing
-    /// depends on the Node object.
+    /// Consequences of not being able to distinguish pods from other callers; `None` if that does
+    /// not depend on the Node object.
     pub pods: Option<String>,
-    /// How pods are distinguished from other callers.
+    /// The way in which pods are distinguished from other callers.
     pub detect_local: DetectLocal,
 }
 
-/// Returns what is done differently because `what` has no network of `family`.
+/// Message about the consequences of `what` having no network of `family`.
 pub fn pods_unknown(what: &str, family: Family) -> String {
     format!(
         "{what} has no network of {family}, so that pods cannot be distinguished from other \
@@ -34,20 +34,19 @@ pub fn pods_unknown(what: &str, family: Family) -> String {
     )
 }
 
-/// Whether this node's object is known, and what was logged of it.
+/// State of this node's object, and what was logged about it.
 #[derive(Debug)]
 pub(super) struct ThisNode {
     name: String,
     dependents: NodeDependents,
     logged: LogOnce,
-    /// Families of which there are Services.
+    /// Families that have Services.
     served: PerFamily<bool>,
-    /// What was logged of networks of pods.
+    /// Messages logged about missing networks of pods.
     networks_logged: PerFamily<LogOnce>,
 }
 
 impl ThisNode {
-    /// Returns the node of that `name`, of which nothing was logged.
     pub(super) fn new(name: &str, dependents: NodeDependents) -> ThisNode {
         ThisNode {
             name: name.to_owned(),
@@ -58,8 +57,8 @@ impl ThisNode {
         }
     }
 
-    /// Logs that there are Services of a family of which no network of pods is known, while one of
-    /// the other family is; and when that is over.
+    /// Logs that a family has Services but no known network of pods, while the other family has
+    /// one; and when that is resolved.
     pub(super) fn observe_families(&mut self, node: Option<&Node>, changes: &Changes) {
         for port in &changes.ports {
             *self.served.get_mut(port.family) = true;
@@ -96,8 +95,8 @@ impl ThisNode {
     }
 
     /// Logs that the object is not known or lacks something, or that nothing is missing any more.
-    /// Returns what does not work without it, and what to do, if something depends on it: node
-    /// ports, if Services have some.
+    /// Returns the consequences and the remedy if something depends on it: node ports only count if
+    /// Services have some.
     pub(super) fn observe(&mut self, node: Option<&Node>, have_node_ports: bool) -> Option<String> {
         let NodeDependents {
             node_ports, pods, ..
@@ -195,7 +194,7 @@ mod tests {
                     let mut changes = Changes::default();
                     let port = crate::services::service_ports::port_name("web");
                     changes.ports.insert(port.in_family(*family));
-                    // Twice, as it is logged once.
+                    // Twice: it must be logged only once.
                     for _ in 0..2 {
                         this.observe_families(Some(&node), &changes);
                     }

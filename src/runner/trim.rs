@@ -1,4 +1,4 @@
-//! Returns memory that was needed for a moment to the system.
+//! Returns memory that was needed only briefly to the system.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use crate::services::Changes;
 
 /// Number of changed ServicePorts after which memory is returned.
 const MANY: usize = 2_000;
-/// Time after which it is returned once more: reading the kernel after such a sync, or decoding
-/// what others changed meanwhile, needs memory for a moment, too.
+/// Time after which memory is returned a second time: reading the kernel after such a sync, or
+/// decoding what others changed meanwhile, also needs memory briefly.
 const SETTLED: Duration = Duration::from_secs(2);
 
-/// Counts what was synced since memory was returned last.
+/// Counts changes since memory was last returned.
 #[derive(Debug, Default)]
 pub(super) struct Trimmer {
     changed: usize,
@@ -27,14 +27,14 @@ impl Trimmer {
         self.is_due |= changes.full || self.changed >= MANY;
     }
 
-    /// Records that all that the kernel holds was read for an answer.
+    /// Records that the mode's whole state was read from the kernel for an answer.
     pub(super) fn kernel_read(&mut self) {
         self.is_due = true;
     }
 
     /// Has the allocator return free memory to the system, after a sync of the whole list of a
-    /// large cluster, or after many small ones. glibc keeps freed memory, which suits what comes
-    /// and goes; but such syncs take more for a moment than all later ones.
+    /// large cluster, or after many small ones. glibc keeps freed memory, which suits a steady
+    /// load; but for a short time such syncs need more memory than all later ones.
     pub(super) fn trim(&mut self) {
         if std::mem::take(&mut self.is_due) {
             self.changed = 0;
@@ -43,7 +43,7 @@ impl Trimmer {
         }
     }
 
-    /// Waits until memory is to be returned once more.
+    /// Waits until memory should be returned a second time.
     pub(super) async fn settled(&self) {
         match self.again {
             Some(at) => sleep_until(at).await,
@@ -51,7 +51,7 @@ impl Trimmer {
         }
     }
 
-    /// Returns memory once more.
+    /// Returns memory a second time.
     pub(super) fn trim_again(&mut self) {
         self.again = None;
         trim();
@@ -61,8 +61,7 @@ impl Trimmer {
 fn trim() {
     #[cfg(target_env = "gnu")]
     {
-        // SAFETY: malloc_trim(3) takes no pointers and may be called at any
-        // time, from any thread.
+        // SAFETY: malloc_trim(3) takes no pointers and may be called at any time, from any thread.
         unsafe { nix::libc::malloc_trim(0) };
     }
 }

@@ -1,5 +1,5 @@
-//! Reports each preference that the mode does not support once: in the log, and
-//! in an Event on the Service.
+//! Reports each preference that the mode does not support once: in the log, and in an Event on the
+//! Service.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,14 +17,14 @@ use crate::{
     services::{Changes, ServiceMap, ServiceName, ServicePort, ServicePortName},
 };
 
-/// What the ports of each Service request and the mode does not do.
+/// Preferences that the ports of each Service request and the mode does not support.
 pub type UnsupportedPreferences = HashMap<ServiceName, BTreeMap<ServicePortName, BTreeSet<Reason>>>;
 
-/// Unsupported preferences that were reported and still hold.
+/// Unsupported preferences that were reported and still exist.
 #[derive(Debug)]
 pub(super) struct ReportedPreferences {
     recorder: Recorder,
-    /// Shared with those who read it now and then.
+    /// Shared with the readers of [`Status`](super::Status).
     services: Arc<Mutex<UnsupportedPreferences>>,
 }
 
@@ -42,14 +42,14 @@ impl ReportedPreferences {
         self.recorder = recorder;
     }
 
-    /// Returns what was reported and still holds, as it is at any time.
+    /// The reported preferences; later reports change them.
     pub(super) fn shared(&self) -> Arc<Mutex<UnsupportedPreferences>> {
         Arc::clone(&self.services)
     }
 
-    /// Reports what is new in `unsupported`, the report of a sync of `family` with `changes` to
-    /// `map`, and in those annotations of these Services that cannot be read. The ports of a
-    /// Service mostly have the same, which is reported once.
+    /// Reports new entries of `unsupported`, the result of a sync of `family` with `changes` to
+    /// `map`, and annotations of these Services that cannot be read. Most ports of a Service have
+    /// the same ones, which are reported once.
     pub(super) fn report(
         &mut self,
         mode: ModeName,
@@ -91,7 +91,7 @@ impl ReportedPreferences {
     }
 }
 
-/// Returns what is said of something of which only this is `done`.
+/// Verb phrase for a preference that was only `done` to this extent.
 fn is(done: &Done) -> &'static str {
     match done {
         Done::Unreadable => "cannot be read",
@@ -99,7 +99,8 @@ fn is(done: &Done) -> &'static str {
     }
 }
 
-/// Logs what was reported `before` and does not hold `now`, except what is gone from `map`.
+/// Logs preferences reported `before` that are resolved `now`, except those of ports that are gone
+/// from `map`.
 fn log_ended(before: &Removed, now: &UnsupportedPreferences, map: &ServiceMap) {
     for (service, reasons) in before {
         let ports = now.get(service);
@@ -116,7 +117,7 @@ fn log_ended(before: &Removed, now: &UnsupportedPreferences, map: &ServiceMap) {
     }
 }
 
-/// What was reported of each Service, each with one of its ports for which it was.
+/// Reasons that were reported of each Service, each with one of the affected ports.
 type Removed = HashMap<ServiceName, BTreeMap<Reason, ServicePortName>>;
 
 /// Removes and returns what was reported of the ServicePorts of `changes`,
@@ -132,7 +133,7 @@ fn remove(services: &mut UnsupportedPreferences, family: Family, changes: &Chang
         });
         return removed;
     }
-    // Mostly nothing was ever reported.
+    // Usually nothing was ever reported.
     if services.is_empty() {
         return removed;
     }
@@ -160,8 +161,8 @@ fn with(
         .map(move |reason| (reason, port.clone()))
 }
 
-/// Returns the annotations of `port` that cannot be read, and why it lacks addresses or endpoints:
-/// no mode sees them.
+/// Annotations of `port` that cannot be read, and why it lacks addresses or endpoints: no mode sees
+/// these.
 fn malformed(port: &Arc<ServicePort>) -> impl Iterator<Item = Unsupported> {
     let malformed = port.preferences().malformed.iter();
     let malformed = malformed.map(|(what, why)| Reason::unreadable(what, why));

@@ -1,5 +1,5 @@
-//! How often the kernel did not take what a mode wrote, for rules under the names that kube-proxy
-//! uses for the same mode (`RegisterMetrics` of `pkg/proxy/metrics`). iptables mode counts its own
+//! Counts writes that the kernel refused, for rules, under the names that kube-proxy uses for the
+//! same mode (`RegisterMetrics` of `pkg/proxy/metrics`). iptables mode has its own counters
 //! (`modes/iptables/counters.rs`).
 
 use net::Family;
@@ -15,7 +15,7 @@ use crate::{
 pub(super) struct UnwrittenRules(Vec<(Unwritten, IntCounterVec)>);
 
 impl UnwrittenRules {
-    /// Returns these `counters`, at zero, which `registry` shows.
+    /// Registers these `counters` with `registry`, at zero.
     ///
     /// # Errors
     /// When `registry` has metrics of these names already.

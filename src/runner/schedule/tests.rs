@@ -28,7 +28,7 @@ impl Clock {
         }
     }
 
-    /// Returns the time in milliseconds at which the next sync is due.
+    /// Time in milliseconds at which the next sync is due.
     fn due(&self) -> u128 {
         let due = self.scheduler.due(self.now).max(self.now);
         (due - self.start).as_millis()
@@ -44,8 +44,8 @@ impl Clock {
         self
     }
 
-    /// Advances the clock to when the sync is due, and has it end with
-    /// `outcome`. Returns true if the sync period made it a full one.
+    /// Advances the clock until the sync is due, and has it end with `outcome`. Returns true if the
+    /// sync period made it a full one.
     fn sync(&mut self, outcome: Outcome) -> bool {
         self.now = self.scheduler.due(self.now).max(self.now);
         let turns = self.scheduler.begin(self.now);
@@ -259,8 +259,8 @@ fn a_sync_asked_for_by_a_time_happens_once() {
 }
 
 proptest::proptest! {
-    /// Whatever happens: never more than burst + elapsed / min_interval syncs,
-    /// and never is a request left waiting longer than allowed.
+    /// In all cases, at most burst + elapsed / min_interval syncs start, and no request waits
+    /// longer than allowed.
     #[test]
     fn the_rate_is_bounded(
         burst in 1u32..5,

@@ -14,7 +14,7 @@ async fn health_ends_when_syncs_stop_succeeding_and_comes_back() {
     );
     assert_eq!(families.len(), 2);
 
-    // Nothing changes: what fails is the full sync every 30 s.
+    // No object changes: the full sync every 30 s is what fails.
     bench.behaviour.lock().unwrap().fails = true;
     pass(30_000 * MS).await;
     for _ in 0..59 {
@@ -100,7 +100,7 @@ async fn syncs_are_counted_by_family_and_kind() {
     assert_eq!(bench.value(none, &internal), Some(0.0));
 }
 
-/// Returns the times, in milliseconds, at which a sync of `family` was requested.
+/// Times, in milliseconds, at which a sync of `family` was requested.
 fn times(asked: &[SyncCall], family: Family) -> Vec<u128> {
     let of_family = asked.iter().filter(|asked| asked.family == family);
     of_family.map(|asked| asked.at).collect()
@@ -129,7 +129,7 @@ async fn a_family_that_fails_is_retried_with_growing_pauses_and_delays_nothing_o
     let health = bench.health.snapshot();
     assert!(health.is_healthy(Family::V4) && !health.is_healthy(Family::V6));
     let asked = std::mem::take(&mut *bench.asked.lock().unwrap());
-    // Then they are as long as the sync period.
+    // Later pauses are as long as the sync period.
     assert_eq!(
         times(&asked, Family::V6)[..5],
         [0, 1_100, 3_100, 7_100, 15_100]
@@ -163,7 +163,7 @@ async fn a_family_that_the_node_cannot_serve_is_not_updated() {
     let last = "kubeproxy_sync_proxy_rules_last_timestamp_seconds";
     assert!(bench.value(last, &[("ip_family", "IPv4")]) > Some(0.0));
     assert_eq!(bench.value(last, &[("ip_family", "IPv6")]), None);
-    // What follows the syncs learns of both families.
+    // Followers are called for both families.
     assert_eq!(bench.followed.lock().unwrap().len(), 2);
     for _ in 0..100 {
         pass(1_000 * MS).await;

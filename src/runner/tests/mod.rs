@@ -33,11 +33,10 @@ mod failing;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// What a sync was called with: its time in milliseconds, whether it was full, and the changed
-/// Services.
+/// Arguments of a sync: its time in milliseconds, whether it was full, and the changed Services.
 type Call = (u128, bool, Vec<String>);
 
-/// What a sync of one family was called with.
+/// Arguments of a sync of one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct SyncCall {
     at: u128,
@@ -46,7 +45,7 @@ struct SyncCall {
     stale_endpoints: usize,
 }
 
-/// A mode that records its syncs and behaves as the test asks.
+/// A mode that records its syncs and behaves as the test specifies.
 struct RecordingMode {
     start: Instant,
     calls: watch::Sender<Vec<Call>>,
@@ -95,7 +94,7 @@ impl Mode for RecordingMode {
         }
         let call = (at, full, names.into_iter().collect());
         self.calls.send_modify(|calls| calls.push(call));
-        // A sleep yields now and then, even one of no time.
+        // A sleep may yield, even one of no time.
         if !behaviour.takes.is_zero() {
             sleep(behaviour.takes).await;
         }
@@ -155,10 +154,10 @@ impl NodeAddresses for Addresses {
     }
 }
 
-/// Records which Services came in force.
+/// Records which Services were applied.
 struct Follower(Arc<Mutex<Followed>>);
 
-/// Families that came in force, and the changed Services.
+/// Families that were synced, and the changed Services.
 type Followed = Vec<(Family, Vec<String>)>;
 
 impl AfterSync for Follower {
@@ -169,7 +168,7 @@ impl AfterSync for Follower {
     }
 }
 
-/// A runner at work, under a clock that stands still.
+/// A running runner, under a paused clock.
 struct Bench {
     batches: mpsc::Sender<Batch>,
     addresses: mpsc::Sender<()>,
@@ -310,7 +309,7 @@ impl Bench {
     }
 }
 
-/// Lets every task run that can, without time passing.
+/// Lets every task run that is ready, without time passing.
 async fn settle() {
     for _ in 0..20 {
         tokio::task::yield_now().await;
