@@ -1,4 +1,4 @@
-//! The addresses of this node, as far as they serve node ports.
+//! The addresses of this node that serve node ports.
 
 use std::{collections::BTreeSet, io, net::IpAddr, sync::Arc};
 
@@ -18,7 +18,7 @@ use crate::{
 pub(super) struct Addresses {
     changes: AddressChanges,
     node_ports: Arc<NodePorts>,
-    /// The node's addresses when they were last listed; `None`: not known.
+    /// The node's addresses when they were last listed; `None` if not known.
     seen: Option<Vec<Address>>,
 }
 
@@ -48,10 +48,10 @@ impl NodeAddresses for Addresses {
     }
 
     async fn changed(&mut self) -> io::Result<()> {
-        // An address that was removed and added again counts as a change, because what needed it
-        // may be gone. No other event that leaves the addresses as they were causes work: neither
-        // lifetimes that IPv6 routers renew, nor the many addresses that ipvs mode itself adds at
-        // its start.
+        // An address that was removed and added again counts as a change, because routes or sockets
+        // that needed it may be gone. No other event that leaves the addresses as they were causes
+        // work: neither lifetimes that IPv6 routers renew, nor the many addresses that ipvs mode
+        // itself adds at its start.
         while self.changes.changed().await? == Change::Other {
             let now = node::addresses::list().ok();
             if now.is_none() || now != self.seen {
@@ -62,8 +62,8 @@ impl NodeAddresses for Addresses {
     }
 }
 
-/// Returns those of the node's own addresses that are `served`: neither addresses of Services, nor
-/// those of a single link, which other hosts cannot call without naming it.
+/// This node's own addresses that are `served`. They include neither addresses of Services nor
+/// link-local addresses, which other hosts cannot call without naming the link.
 ///
 /// # Errors
 /// When the kernel cannot list them.
@@ -113,7 +113,7 @@ mod tests {
                     changed.await.expect(step).unwrap();
                     addresses.serving_node_ports(None).unwrap();
                 }
-                // It is away for a moment.
+                // The address is briefly absent.
                 ip("addr del 2001:db8::1/64 dev lo");
                 ip("addr add 2001:db8::1/64 dev lo nodad valid_lft 2000 preferred_lft 0");
                 let changed = timeout(Duration::from_secs(10), addresses.changed());

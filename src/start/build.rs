@@ -40,10 +40,10 @@ pub(super) struct NodeContext<'a> {
 }
 
 impl NodeContext<'_> {
-    /// Returns the mode of that name; nothing of the node changes yet.
+    /// Builds the mode of that name, without changing anything on the node.
     ///
     /// # Errors
-    /// When it turns out that it cannot run here.
+    /// When it turns out that the mode cannot run here.
     pub(super) fn mode(&self, name: ModeName) -> Result<Running, Box<dyn Error>> {
         let metrics = |counters: &[UnwrittenCounter]| self.metrics.of_mode(self.registry, counters);
         Ok(match name {
@@ -118,8 +118,8 @@ impl NodeContext<'_> {
         )?)
     }
 
-    /// Returns what serves node ports on loopback addresses, by `scheduler` unless a Service names
-    /// one; `None`: the configuration names no loopback address.
+    /// The relay for node ports on loopback addresses, using `scheduler` unless a Service names
+    /// one; `None` if the configuration names no loopback address.
     fn localhost(&self, scheduler: SchedulerName) -> Result<Option<NodePortRelay>, Box<dyn Error>> {
         let addresses = self.node_ports.loopback().iter().copied();
         let able = |ip: &IpAddr| self.kernel.can(&Ability::Sockets(Family::of(ip)));
@@ -161,8 +161,7 @@ impl NodeContext<'_> {
     }
 }
 
-/// Returns what communicates with processes that take over from a mode of the kernel, and from its
-/// relay if there is one.
+/// The handover from a mode of the kernel, and from its relay if there is one.
 fn handover(relay: Option<&NodePortRelay>) -> Handover {
     relay.map_or_else(Handover::of_rules, NodePortRelay::handover)
 }

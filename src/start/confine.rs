@@ -1,4 +1,4 @@
-//! How far the process confines itself, given the job that it is to do.
+//! How far the process confines itself, depending on its job.
 
 use std::path::Path;
 
@@ -20,7 +20,8 @@ use crate::{
 /// The lock of the legacy iptables (`iptables(8)`).
 const XTABLES_LOCK: &str = "/run/xtables.lock";
 
-/// Confines the process at its start, while it has one thread, as far as its needs are known then.
+/// Confines the process at its start, while it has one thread, as far as its needs are known by
+/// then.
 pub fn confine(settings: &Settings) {
     let task = match settings.job {
         Job::Serve => Task::Start,
@@ -32,10 +33,10 @@ pub fn confine(settings: &Settings) {
     }
 }
 
-/// Confines the process to what it needs to serve in the `chosen` mode. Existing threads keep what
-/// they have: those that found out what the kernel can do have ended, and none that stays may exist
-/// yet. Returns whether programs may be started. What the settings request and this kernel refuses
-/// is added to what the mode does without.
+/// Confines the process to what it needs to serve in the `chosen` mode. Existing threads keep their
+/// rights: the threads that examined the kernel must have ended, and no lasting one may exist yet.
+/// Returns whether programs may be started. Requested confinement that this kernel refuses is added
+/// to `chosen.lost`.
 pub(super) fn to_serve(
     settings: &Settings,
     chosen: &mut Chosen,
@@ -70,7 +71,7 @@ pub(super) fn to_serve(
     }
 }
 
-/// Returns why a process that serves in `mode` may have to start programs; `None`: it starts none.
+/// Why a process that serves in `mode` may have to start programs; `None` if it starts none.
 fn programs_for(settings: &Settings, mode: ModeName, kernel: &Kernel) -> Option<&'static str> {
     if writes_with_iptables(settings, mode, kernel) {
         return Some("the rules of this mode are written with iptables");
@@ -110,17 +111,17 @@ fn to(settings: &Settings, task: Task) -> Vec<String> {
     confine::confine(confinement, task, &files(settings))
 }
 
-/// Makes the folders of `sockets`: without its own one, a socket would take the right to make and
-/// remove any in the folder above, which is `/run`.
+/// Creates the folders of `sockets`. A socket without a folder of its own would require the right
+/// to create and remove any socket in the folder above, which is `/run`.
 fn make_folders(sockets: &[(&Path, u32)]) {
     for (socket, mode) in sockets {
-        // What opens the socket reports it.
+        // An error is reported when the socket is opened.
         let _ = unix::make_folder(socket, *mode);
     }
 }
 
-/// Returns the unix sockets at which the process listens, with the modes of their folders. That of
-/// the holder is not among those of a proxy, which only connects to it.
+/// The unix sockets on which the process listens, with the modes of their folders. A proxy does not
+/// listen on the holder's socket: it only connects to it.
 fn sockets(settings: &Settings) -> Vec<(&Path, u32)> {
     if let Job::Hold(hold) = &settings.job {
         return vec![(&hold.socket, unix::PRIVATE)];
@@ -248,7 +249,7 @@ mod tests {
             (Nftables, vec![&token], nothing, false),
             (Nftables, vec![&plugin], nothing, true),
             (Nftables, vec![&plugin, manifests], nothing, false),
-            // What the file names is not known.
+            // The content of the file is not known.
             (Nftables, vec![&absent], nothing, true),
             // The token of the pod's service account.
             (Nftables, vec![], nothing, false),

@@ -21,7 +21,7 @@ use crate::{
 pub(super) struct Signals {
     terminate: Signal,
     interrupt: Signal,
-    /// Tells that they are acted on by [`until_ended`] from now on.
+    /// Signals that [`until_ended`] handles them from now on.
     acted_on: Option<oneshot::Sender<()>>,
 }
 
@@ -34,11 +34,11 @@ impl Signals {
         })
     }
 
-    /// Waits for one of them, until they are acted on elsewhere.
+    /// Waits for a signal, until they are handled elsewhere.
     async fn before(mut self, acted_on: oneshot::Receiver<()>) {
         tokio::select! {
             biased;
-            // It also ends when they will not be acted on: then the job is about to end.
+            // The sender may also be dropped without sending: then the job is about to end.
             _ = acted_on => pending().await,
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
@@ -47,9 +47,9 @@ impl Signals {
     }
 }
 
-/// Does a job that ends with [`until_ended`]; a signal before that ends it at once. The first
-/// process of a PID namespace, as that of a container, gets only signals that it handles
-/// (pid_namespaces(7)): one that comes early would be lost.
+/// Runs a job that ends with [`until_ended`]; an earlier signal ends it at once. The first process
+/// of a PID namespace, for example of a container, only gets signals that it handles
+/// (pid_namespaces(7)): an early signal would be lost.
 pub(super) async fn with_signals<Job: Future<Output = Done>>(
     job: impl FnOnce(Signals) -> Job,
 ) -> Done {
@@ -81,8 +81,8 @@ pub(super) async fn until_ended(
     ended
 }
 
-/// Waits until a signal, or an error, ends the process, and then for the connections
-/// that would end with it.
+/// Waits until a signal or an error ends the process, and then for the connections that would end
+/// with it.
 async fn until_drained(
     mut running: Pin<&mut impl Future<Output = ()>>,
     mut serving: JoinSet<Result<(), serve::Error>>,
@@ -102,7 +102,7 @@ async fn until_drained(
         Some(Ok(Err(error))) = serving.join_next() => return Err(error.into()),
         _ = terminate.recv() => (Ok(()), Until::Succeeded),
         _ = interrupt.recv() => (Ok(()), Until::Idle),
-        // The supervisor starts the process again when it has ended.
+        // The supervisor starts the process again.
         changed = config_changed(settings.file.as_ref()) => (Err(changed.into()), Until::Idle),
         missed = programs.missed() => (Err(missed.into()), Until::Idle),
     };
@@ -112,7 +112,8 @@ async fn until_drained(
     if let Err(reason) = &ended {
         tracing::warn!("{reason}");
     }
-    // The cluster is followed meanwhile: new connections come in until another process takes them.
+    // The mode keeps following the cluster: new connections arrive until another process takes
+    // them.
     tokio::select! {
         () = drained(handover, until, settings.own.drain_timeout) => ended,
         () = &mut running => Err(SOURCE_ENDED.into()),
@@ -123,8 +124,7 @@ async fn until_drained(
 
 const SOURCE_ENDED: &str = "the source of objects ended unexpectedly";
 
-/// Waits until the configuration file is changed. Returns the message to end
-/// with.
+/// Waits until the configuration file changes. Returns the error to exit with.
 async fn config_changed(file: Option<&ConfigFile>) -> String {
     let Some(file) = file else {
         return pending().await;

@@ -1,4 +1,4 @@
-//! What any manifests result in for each mode: for fuzz targets in `fuzz/`.
+//! Rendering of arbitrary manifests in each mode, for fuzz targets in `fuzz/`.
 
 use std::sync::LazyLock;
 
@@ -8,7 +8,7 @@ use crate::{
     watch,
 };
 
-/// The settings of each mode, with a file's name.
+/// The settings of each mode, with a file name.
 static EACH: LazyLock<[(&str, Settings); 3]> = LazyLock::new(|| {
     let modes = [
         ("a.yaml", "ipvs"),
@@ -31,8 +31,8 @@ fn settings(mode: &str) -> Settings {
     settings.unwrap_or_else(|_| unreachable!("the command line is right"))
 }
 
-/// Reads `text` as a file of manifests, and renders what follows from it in each mode that can be
-/// rendered. The result does not matter.
+/// Reads `text` as a file of manifests, and renders the result in each mode that can be rendered.
+/// The output is discarded.
 pub fn manifests(text: &str) {
     for (name, settings) in &*EACH {
         let mut tracker = Tracker::new("n");

@@ -1,5 +1,5 @@
-//! `tripod migrate`: examines this node, and joins that with what follows from
-//! kube-proxy's configuration and the cluster's objects.
+//! `tripod migrate`: examines this node, and combines the findings with kube-proxy's configuration
+//! and the cluster's objects.
 
 use std::{path::Path, process::ExitCode};
 
@@ -23,14 +23,14 @@ use crate::{
     services::Tracker,
 };
 
-/// Something that matters differs.
+/// Exit status: there are differences that matter.
 const DIFFERS: u8 = 1;
-/// The configuration or the objects cannot be read, or the answer cannot be written.
+/// Exit status: the configuration or the objects cannot be read, or the answer cannot be written.
 const FAILED: u8 = 2;
-/// Number of Nodes that an error names; the rest is counted.
+/// Maximum number of Nodes that an error names; the rest is counted.
 const NODES: usize = 6;
 
-/// Prints what differs. Returns the status to exit with.
+/// Prints the differences. Returns the exit status.
 pub(super) async fn check(asked: &Migrate) -> ExitCode {
     let printed = match report(asked).await {
         Ok(report) => print(&report, asked.output).map(|()| report.differs()),
@@ -43,7 +43,7 @@ pub(super) async fn check(asked: &Migrate) -> ExitCode {
     }
 }
 
-/// Prints why nothing can be compared. Returns the status to exit with.
+/// Prints why nothing can be compared. Returns the exit status.
 pub(super) fn failed(why: &str) -> ExitCode {
     cli::fail(&why, FAILED)
 }
@@ -71,7 +71,7 @@ async fn report(asked: &Migrate) -> Result<Report, String> {
         changes: None,
         incomplete: None,
     };
-    // These are of this node, if it is the one that is asked about.
+    // These are known only if the question is about this node.
     let mut own = None;
     let mut dropping = None;
     let (kernel, engines, there) = match &asked.machine {
@@ -134,13 +134,13 @@ struct Target<'a> {
     given: &'a Given,
     kernel: &'a Kernel,
     requirements: &'a ModeRequirements,
-    /// The engine of its rules in each family; a family that is missing: not known.
+    /// The engine of its rules in each family; a missing family is not known.
     engines: &'a [(Family, Engine)],
     own: OwnAddresses<'a>,
 }
 
 impl Target<'_> {
-    /// Returns what changes, in each mode, of the lines in `there`, for the objects of `tracker`.
+    /// Lines of `there` that change in each mode, for the objects of `tracker`.
     fn changes(&self, there: &Holdings, tracker: &mut Tracker) -> Result<Vec<ModeChanges>, String> {
         let settings = &self.given.settings;
         let engine = |family| {
@@ -169,11 +169,11 @@ impl Target<'_> {
     }
 }
 
-/// Returns what is missing among the lines because `folder` has no Nodes, in words; `None`: it has
-/// the node of the settings.
+/// Message about the lines that are missing because `folder` has no Nodes; `None` if it has the
+/// node of the settings.
 ///
 /// # Errors
-/// When it has Nodes, but not that one: the lines would be those of a node without addresses.
+/// When it has Nodes, but not that node: the lines would be those of a node without addresses.
 fn lacking_node(objects: &Objects, folder: &Path) -> Result<Option<String>, String> {
     let Objects {
         tracker,
@@ -203,7 +203,7 @@ fn lacking_node(objects: &Objects, folder: &Path) -> Result<Option<String>, Stri
     ))
 }
 
-/// Returns the mode that this node would run, and why.
+/// The mode that this node would run, and why.
 fn chosen(
     settings: &Settings,
     kernel: &Kernel,
@@ -243,7 +243,7 @@ mod tests {
     const NODES: &str = "---\napiVersion: v1\nkind: Node\nmetadata: {name: node-1}\n---\n\
                          apiVersion: v1\nkind: Node\nmetadata: {name: node-2}\n";
 
-    /// Compares with a folder of these objects, for a node of this name, from another machine.
+    /// Compares a folder with these objects, for a node of this name, on another machine.
     async fn compare(test: &str, objects: &str, name: Option<&str>) -> Result<Report, String> {
         let name_of_folder = format!("tripod-migrate-{test}-{}", std::process::id());
         let folder: PathBuf = std::env::temp_dir().join(name_of_folder);
@@ -262,7 +262,7 @@ mod tests {
         report
     }
 
-    /// Otherwise the lines would be those of a node without addresses.
+    /// Otherwise the result would be that of a node without addresses.
     #[tokio::test]
     async fn a_folder_with_other_nodes_alone_is_refused() {
         let objects = format!("{SERVICE}{NODES}");

@@ -1,4 +1,4 @@
-//! Joins the parts of the program as the settings request: the one module that uses them all.
+//! Joins the parts of the program as the settings request. No other module uses all of them.
 
 mod addresses;
 mod build;
@@ -39,14 +39,14 @@ use crate::{
 /// Result of a job; an error is logged, and the exit status is 1.
 pub type Done = Result<(), Box<dyn Error>>;
 
-/// Runs the job that the settings request. Returns the status to exit with.
+/// Runs the job that the settings request. Returns the exit status.
 ///
 /// # Errors
-/// Why it could not be done, in words for the operator.
+/// When the job failed, with the reason in words for the operator.
 pub async fn run(settings: Settings) -> Result<ExitCode, Box<dyn Error>> {
     if let Some(why) = privileges::lacking(&settings.job) {
         return match settings.job {
-            // These print their errors; 1 would be an answer.
+            // These print their errors themselves, because exit status 1 would mean an answer.
             Job::Trace(_) => Ok(trace::unable(&why)),
             Job::Migrate(_) => Ok(migrate::failed(&why)),
             _ => Err(why.into()),
@@ -84,17 +84,18 @@ async fn cleanup(settings: &Settings, what: Cleanup) -> Done {
     takeover::cleanup(what, settings).await
 }
 
-/// Returns whether a process listens on that socket in a file system of its own, as in a pod.
+/// Returns whether a process listens on that socket in a file system of its own, for example in a
+/// pod.
 fn is_listened_on(socket: &Path) -> bool {
     let mut all = unix_listeners::paths().unwrap_or_default().into_iter();
     all.any(|path| path == socket)
 }
 
-/// Does what needs full privileges, for a process that will run without them.
+/// Makes the changes that need full privileges, for a process that will run without them.
 async fn init(settings: &Settings) -> Done {
     let choice = probe::choose(settings).await?;
-    // After the kernel was probed: probing loads nf_conntrack, without which there is nothing to
-    // set.
+    // After the kernel was probed: probing loads nf_conntrack, without which there are no settings
+    // to change.
     node::prepare(&settings.configuration, &Recorder::nowhere());
     probe::write_findings(&choice.found);
     let mode = choice.mode;

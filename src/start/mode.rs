@@ -21,7 +21,7 @@ pub(super) enum Running {
     Userspace(Box<Userspace>),
 }
 
-/// Calls the same method of whichever mode it is.
+/// Calls the same method of whichever mode runs.
 macro_rules! of_mode {
     ($running:ident, $mode:ident => $call:expr) => {
         match $running {
@@ -34,7 +34,7 @@ macro_rules! of_mode {
 }
 
 impl Running {
-    /// Returns what communicates with processes that take over.
+    /// The handover to a successor.
     pub(super) fn handover(&self) -> Handover {
         match self {
             Running::Userspace(mode) => mode.handover(),

@@ -1,11 +1,12 @@
-//! Whether this process may do what its job takes. It is checked first: otherwise every part of
-//! the job would report on its own that it is refused.
+//! Checks the privileges that the job needs. This is checked first: otherwise every part of the job
+//! would report its own refusal.
 
 use caps::{CapSet, Capability};
 
 use crate::cli::{Job, Machine};
 
-/// Returns which privileges the job lacks, and how to get them; `None`: none, as far as is known.
+/// Message about the privileges that the job lacks, and how to get them; `None` if it lacks none,
+/// as far as known.
 pub(super) fn lacking(job: &Job) -> Option<String> {
     let (command, besides) = match job {
         Job::Serve => ("tripod", ""),

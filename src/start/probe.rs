@@ -17,7 +17,7 @@ use crate::{
     },
 };
 
-/// Prints what each mode would miss here.
+/// Prints what each mode lacks here.
 pub(super) fn print(settings: &Settings, output: Output) -> Done {
     let requirements = ModeRequirements {
         transparent: true,
@@ -47,13 +47,12 @@ pub(super) fn print(settings: &Settings, output: Output) -> Done {
     Ok(())
 }
 
-/// Returns all that can be found out in a single attempt.
+/// Examines the kernel completely, in a single attempt.
 pub(super) fn examine_last(requirements: &ModeRequirements) -> Kernel {
     examine(requirements, Scope::Everything, Attempt::Last)
 }
 
-/// Returns the kernel as the operator's requirements see it, without what is to
-/// be left out.
+/// Examines the kernel for these requirements.
 fn examine(requirements: &ModeRequirements, scope: Scope, attempt: Attempt) -> Kernel {
     let findings = match Findings::read(Path::new(findings::PATH)) {
         Ok(findings) => findings,
@@ -70,7 +69,7 @@ fn examine(requirements: &ModeRequirements, scope: Scope, attempt: Attempt) -> K
     })
 }
 
-/// Does the same as [`examine`] on a thread of its own: a program may hang.
+/// Runs [`examine`] on a separate thread, because a program may hang.
 async fn examined(
     requirements: &ModeRequirements,
     scope: Scope,
@@ -85,8 +84,8 @@ async fn examined(
     receiver.await.map_err(ended)
 }
 
-/// Stores the findings about this kernel for a process that may not make the
-/// network namespace in which they are made.
+/// Stores the findings about this kernel for a process that may not create the network namespace
+/// needed to make them.
 pub(super) fn write_findings(kernel: &Kernel) {
     let path = Path::new(findings::PATH);
     let written = Findings::of(kernel).and_then(|findings| match findings {
@@ -101,7 +100,7 @@ pub(super) fn write_findings(kernel: &Kernel) {
     }
 }
 
-/// Returns a kernel that has everything except what is to be left out.
+/// A kernel that has everything except what `--without` leaves out.
 pub(super) fn imagine(settings: &Settings, requirements: &ModeRequirements) -> Kernel {
     Kernel::with_everything(&schedulers(requirements)).leaving_out(&settings.own.without)
 }
@@ -112,7 +111,6 @@ fn schedulers(requirements: &ModeRequirements) -> Vec<String> {
     schedulers
 }
 
-/// Returns what the settings require of a kernel.
 pub(super) fn requirements(settings: &Settings) -> ModeRequirements {
     let configured = &settings.configuration.ipvs.scheduler;
     ModeRequirements {
@@ -130,36 +128,35 @@ pub(super) fn requirements(settings: &Settings) -> ModeRequirements {
 /// The mode to run.
 pub(super) struct Chosen {
     pub(super) mode: ModeName,
-    /// Why each better mode was passed over.
+    /// Why each preferred mode was passed over.
     pub(super) passed_over: Vec<String>,
-    /// What the mode itself does without, and what this kernel refuses of `--confine`.
+    /// Features that the mode does without, and confinement (`--confine`) that this kernel refuses.
     pub(super) lost: Vec<String>,
-    /// What follows for NetworkPolicies if the mode is not the configured one, and hides clients.
+    /// Consequences for NetworkPolicies if the mode is not the configured one and hides clients.
     pub(super) hides_clients: Option<String>,
-    /// Why userspace mode serves by epoll alone, if that was not requested.
+    /// Why userspace mode serves with epoll only, if that was not requested.
     pub(super) epoll_alone: Option<String>,
-    /// What the better modes miss, one word for each thing.
+    /// Features that the preferred modes lack, one word each.
     pub(super) wanting: Vec<String>,
     /// The kernel that the mode is built for.
     pub(super) kernel: Kernel,
-    /// The same kernel, including what `--without` leaves out.
+    /// The same kernel, including the features that `--without` leaves out.
     pub(super) found: Kernel,
 }
 
-/// First pause before an unanswered examination is repeated; it doubles.
+/// First pause before an inconclusive examination is repeated; it doubles.
 const PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// Number of attempts to find out what is unknown and the mode could do
-/// without.
+/// Number of attempts to determine features that are unknown and that the mode could do without.
 const PATIENCE: u32 = 6;
 
-/// Returns the mode to run: the configured one, or the next that can run. While
-/// that is unknown, because the kernel did not answer for a passing reason, it
-/// is examined again, and nothing on this node is changed.
+/// Chooses the mode to run: the configured one, or the next that can run. While that is unknown,
+/// because the kernel temporarily did not answer, it is examined again, and nothing on this node is
+/// changed.
 ///
 /// # Errors
-/// When no mode can run, or when the requested one cannot and no other will do: with the table of
-/// `tripod probe`.
+/// When no mode can run, or when the requested one cannot and no other is allowed. The error
+/// includes the table of `tripod probe`.
 pub(super) async fn choose(settings: &Settings) -> Result<Chosen, String> {
     let requirements = requirements(settings);
     let configured = settings.effective.mode;
@@ -208,9 +205,9 @@ pub(super) async fn choose(settings: &Settings) -> Result<Chosen, String> {
     }
 }
 
-/// Returns what follows for NetworkPolicies if `mode` runs in place of the one `configured`, and
-/// hides clients. Userspace mode does so however packets are captured: it connects to endpoints
-/// itself, and `--userspace-transparent` shows clients on some ways alone.
+/// Warning about NetworkPolicies if `mode` runs in place of the `configured` one and hides clients.
+/// Userspace mode does so however packets are captured: it connects to endpoints itself, and
+/// `--userspace-transparent` shows clients on some paths only.
 fn hides_clients(configured: ModeName, mode: ModeName) -> Option<String> {
     (mode == ModeName::Userspace && configured != mode).then(|| {
         format!(
@@ -278,7 +275,7 @@ mod tests {
         ] {
             let warning = hides_clients(configured, mode);
             assert_eq!(warning.is_some(), is_warned, "{configured}, {mode}");
-            // The longest note of an Event (`NoteLengthLimit` of
+            // Maximum length of an Event's note (`NoteLengthLimit` of
             // kubernetes/pkg/apis/core/validation/events.go).
             assert!(warning.is_none_or(|warning| warning.len() < 1024));
         }

@@ -1,5 +1,5 @@
-//! Whether this process may start programs while it serves, and what it does if it may not and
-//! would have to: it ends, to be started again.
+//! Whether this process may start programs while it serves. If it needs one and may not start it,
+//! it exits, to be started again.
 
 use std::sync::{Arc, OnceLock};
 
@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Programs(Option<Arc<Missed>>);
 
-/// What a program is needed for.
+/// Purpose of a program.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Need {
     /// Removing the rules of another mode.
@@ -25,8 +25,7 @@ struct Missed {
 }
 
 impl Programs {
-    /// None may be started, because the process has confined itself. [`Programs::default`] allows
-    /// them.
+    /// No programs, because the process has confined itself. [`Programs::default`] allows them.
     pub(super) fn forbidden() -> Programs {
         Programs(Some(Arc::default()))
     }
@@ -35,7 +34,7 @@ impl Programs {
         self.0.is_some()
     }
 
-    /// Has [`Programs::missed`] return, now or when it is called.
+    /// Makes [`Programs::missed`] return, now or when it is called.
     pub(super) fn miss(&self, need: Need) {
         if let Some(missed) = &self.0 {
             // The first one counts.
@@ -44,8 +43,7 @@ impl Programs {
         }
     }
 
-    /// Waits until a program would be needed that may not be started. Returns the message to end
-    /// with.
+    /// Waits until a program is needed that may not be started. Returns the error to exit with.
     pub(super) async fn missed(&self) -> &'static str {
         let Some(missed) = &self.0 else {
             return std::future::pending().await;

@@ -1,5 +1,5 @@
-//! What the log says until the first sync is in force, which takes seconds on a node of
-//! a large cluster, and longer where the API server is slow.
+//! Log messages until the first sync succeeds, which takes seconds on a node of a large cluster,
+//! and longer if the API server is slow.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -21,19 +21,19 @@ use crate::{
     watch::{KindHealth, SourceHealth},
 };
 
-/// How often it is checked how far the first sync is.
+/// Interval at which the progress of the first sync is checked.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
-/// How often its progress is logged.
+/// Interval at which its progress is logged.
 const LOG_INTERVAL: Duration = Duration::from_secs(3);
 
-/// What the log says of a family before its mode counts.
+/// Progress of a family before its mode starts to count.
 const NOT_PLANNED: &str = "nothing is planned until the kernel has been read";
 
-/// What the log says of the process when the first sync has ended.
+/// Facts about the process that are logged after the first sync.
 #[derive(Debug)]
 pub(super) struct Start {
     mode: ModeName,
-    /// The address of the web page; `None`: it is not served.
+    /// The address of the web page; `None` if it is not served.
     page: Option<SocketAddr>,
     /// Whether the process answers on a unix socket.
     answers: bool,
@@ -48,7 +48,7 @@ impl Start {
         }
     }
 
-    /// Returns the line for a process that serves this many of its Services.
+    /// The log line for a process that serves `served` of its `services`.
     fn line(&self, served: usize, services: usize) -> String {
         let number = match (served, services) {
             (1, 1) => "1 Service".to_owned(),
@@ -66,7 +66,7 @@ impl Start {
     }
 }
 
-/// Returns where this machine reaches a server that listens at `address`.
+/// The address at which this machine reaches a server that listens on `address`.
 fn reached(address: SocketAddr) -> SocketAddr {
     let ip = match address.ip() {
         ip if ip.is_unspecified() => Family::of(&ip).localhost(),
@@ -75,7 +75,7 @@ fn reached(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, address.port())
 }
 
-/// Logs how far the first sync is until it has ended, and what the process serves then.
+/// Logs the progress of the first sync until it has ended, and then what the process serves.
 pub(super) async fn log(objects: Arc<SourceHealth>, runner: Arc<Status>, start: Start) {
     let begun = Instant::now();
     let mut next = begun + LOG_INTERVAL;
@@ -97,14 +97,14 @@ pub(super) async fn log(objects: Arc<SourceHealth>, runner: Arc<Status>, start: 
         }
         let ports = Ports::count(&runner, &families);
         let text = left(&objects.kinds(), &ports, &families);
-        // It may stand still; why is logged by the part that waits.
+        // It may not advance; the part that waits logs the reason.
         if logged.differs(&text) {
             tracing::info!("first sync, after {seconds:.0} s: {text}");
         }
     }
 }
 
-/// Returns how many Services have all their ports in force, and how many there are. Families that
+/// Number of Services all of whose ports are applied, and total number of Services. Families that
 /// this node does not serve do not count, unless a Service has no other.
 fn services(runner: &Status, families: &PerFamily<FamilyStatus>) -> (usize, usize) {
     let ports = runner.ports().unwrap_or_default();
@@ -155,7 +155,7 @@ impl fmt::Display for Ports {
     }
 }
 
-/// Returns what the first sync waits for.
+/// The work for which the first sync waits.
 fn left(
     kinds: &BTreeMap<&'static str, KindHealth>,
     ports: &Ports,

@@ -1,4 +1,4 @@
-//! `tripod render`: what a mode would do, for a folder of manifests.
+//! `tripod render`: prints the desired state of a mode for a folder of manifests.
 
 use std::{collections::BTreeSet, fmt, net::IpAddr, path::Path, sync::Arc};
 
@@ -43,7 +43,7 @@ pub(super) struct Objects {
 /// Reads the objects of a folder of manifests, for the node of the settings.
 ///
 /// # Errors
-/// When the folder cannot be read, or the node has no name; in words.
+/// When the folder cannot be read, or the node has no name. The error is in words.
 pub(super) async fn read(settings: &Settings, folder: &Path) -> Result<Objects, String> {
     watch::manifests::check(folder)?;
     let node = node::name(&settings.configuration.hostname_override)?;
@@ -64,7 +64,7 @@ pub(super) async fn read(settings: &Settings, folder: &Path) -> Result<Objects, 
     })
 }
 
-/// Returns what the mode of the settings would do for the objects of `tracker`.
+/// The desired state of the configured mode, for the objects of `tracker`.
 ///
 /// # Errors
 /// When no kernel could run that mode with these settings.
@@ -88,20 +88,20 @@ pub(super) fn text(
     )?)
 }
 
-/// What the node's own addresses are known from.
+/// Source of the node's own addresses.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum OwnAddresses<'a> {
-    /// From its Node object: the machine that prints need not be that node.
+    /// Its Node object: the machine that renders need not be that node.
     Object,
-    /// From its interfaces.
+    /// Its interfaces.
     Listed(&'a [IpAddr]),
 }
 
-/// Returns what `mode` would do in that kernel for the objects of `tracker`, on a node with
-/// `own` addresses.
+/// The desired state of `mode` in that kernel for the objects of `tracker`, on a node with `own`
+/// addresses.
 ///
 /// # Errors
-/// When the text could not be written.
+/// When the text cannot be written.
 pub(super) fn text_of(
     mode: ModeName,
     kernel: &Kernel,
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
     use crate::services::{EndpointSlice, Names, Node, Service};
 
-    /// Returns what userspace mode would do on a node with these flags.
+    /// The desired state of userspace mode on a node with these flags.
     fn rendered(flags: &[&str]) -> String {
         let common = [
             "tripod",

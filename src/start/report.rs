@@ -1,5 +1,5 @@
-//! What this process logs and reports at its start: what it runs without, and what depends on
-//! objects that are not known yet.
+//! Messages of this process at its start: what it does without, and what depends on objects that
+//! are not known yet.
 
 use super::probe::Chosen;
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
     runner::{self, NodeDependents, question::Caller},
 };
 
-/// Logs, and reports to the cluster, what this process runs without.
+/// Logs, and reports to the cluster, what this process does without.
 pub(super) fn report(choice: &Chosen, settings: &Settings, recorder: &Recorder) {
     let without = &settings.own.without;
     if !without.is_empty() {
@@ -44,7 +44,7 @@ pub(super) fn report(choice: &Chosen, settings: &Settings, recorder: &Recorder) 
     }
 }
 
-/// Returns what to know where the configuration names no mode.
+/// The message if the configuration names no mode.
 fn mode_notice(effective: &Effective) -> Option<String> {
     (!effective.is_mode_named).then(|| {
         format!(
@@ -58,9 +58,9 @@ fn mode_notice(effective: &Effective) -> Option<String> {
     })
 }
 
-/// Returns what is done differently because it is not known where pods are. kube-proxy, too, reports
-/// this for the node's first family alone. If one family has a network, the runner reports the other
-/// one as soon as it has a Service: a cluster of one family has no network of the other.
+/// The warning that it is not known where pods are. Like kube-proxy's, it is given for the node's
+/// first family only. If one family has a network, the runner reports the other one as soon as it
+/// has a Service: a single-stack cluster has no network of the other.
 fn pods_unknown(effective: &Effective) -> Option<String> {
     let DetectLocal::ClusterCidr(networks) = &effective.detect_local else {
         return None;
@@ -71,8 +71,8 @@ fn pods_unknown(effective: &Effective) -> Option<String> {
         .then(|| runner::pods_unknown(what, effective.primary_family))
 }
 
-/// Returns the caller of a packet about which a question does not say who sends it: a pod, unless
-/// it is not known where pods are.
+/// The caller of a packet if a question does not name the sender: a pod, unless it is not known
+/// where pods are.
 pub(super) fn caller(effective: &Effective) -> Caller {
     match pods_unknown(effective) {
         Some(_) => Caller::Node,
@@ -80,7 +80,7 @@ pub(super) fn caller(effective: &Effective) -> Caller {
     }
 }
 
-/// Returns what does not work while this node's object is not known.
+/// Consequences of not knowing this node's object.
 pub(super) fn node_dependents(
     node_ports: &NodePorts,
     detect_local: &DetectLocal,

@@ -1,5 +1,5 @@
-//! Makes the rings by which the data path of userspace mode receives and sends, while the process
-//! may still do so.
+//! Creates the rings with which the data path of userspace mode receives and sends, while the
+//! process may still do so.
 
 use super::probe::Chosen;
 use crate::{
@@ -9,8 +9,8 @@ use crate::{
     modes::userspace::{self, Io, Rings},
 };
 
-/// Returns rings for the workers of the `chosen` mode, if they are to have any and this kernel
-/// allows it. If it does not, notes that in what was chosen.
+/// Creates rings for the workers of the `chosen` mode, if they should have any and this kernel
+/// allows it. If it does not, notes that in `chosen`.
 pub(super) fn make(settings: &Settings, chosen: &mut Chosen) -> Rings {
     if settings.own.io == Io::Epoll || chosen.mode != ModeName::Userspace {
         return Rings::default();

@@ -1,5 +1,5 @@
-//! Serves: joins the source of objects, the runner with its mode, and what is
-//! reported over HTTP and in Events.
+//! Serves: joins the source of objects, the runner with its mode, and the reports over HTTP and in
+//! Events.
 
 use std::{
     collections::BTreeSet,
@@ -50,10 +50,10 @@ use crate::{
     watch::{Source, SourceHealth, api, manifests},
 };
 
-/// Maximum number of events that wait for the API server; more are dropped.
+/// Maximum number of Events that wait for the API server; further ones are dropped.
 const EVENTS: usize = 64;
 
-/// Serves until a signal, or an error, ends the process.
+/// Serves until a signal or an error ends the process.
 pub(super) async fn serve(settings: Settings) -> Done {
     if let Some(path) = &settings.own.manifests {
         manifests::check(path)?;
@@ -72,7 +72,7 @@ async fn begin_to_serve(settings: Settings, signals: ending::Signals) -> Done {
     let predecessors = lifecycle::meet(&listeners).await;
     serve_health(&mut serving, &settings, &listeners, &health, &registry)?;
     let starting = serve_status(&settings, &health);
-    // This comes before any change of the node: the process may end here.
+    // Before any change of the node, because the process may end here.
     let mut choice = probe::choose(&settings).await?;
     node::set_oom_score(settings.configuration.oom_score_adj);
     let node_ports = Arc::new(NodePorts::new(&effective.node_ports, effective.node_ip));
@@ -137,7 +137,7 @@ async fn begin_to_serve(settings: Settings, signals: ending::Signals) -> Done {
     ending::until_ended(running, serving, handover, programs, &settings, signals).await
 }
 
-/// Returns a registry for the metrics, after what must come before any of them is made.
+/// Creates the registry. Native histograms must be enabled before any metric is created.
 fn registry(settings: &Settings) -> Registry {
     let native = FeatureGate::NativeHistograms;
     if settings.configuration.is_enabled(native) {
@@ -146,8 +146,8 @@ fn registry(settings: &Settings) -> Registry {
     Registry::new()
 }
 
-/// Returns the record of how following the objects goes, which metrics of `registry` show, and the
-/// log until the first sync.
+/// Creates the health of the source of objects, registers metrics about it with `registry`, and
+/// starts the log until the first sync.
 fn source_health(
     registry: &Registry,
     health: &Arc<Health>,
@@ -162,8 +162,8 @@ fn source_health(
     Ok(objects)
 }
 
-/// Answers probes from now on, even while it is not known what the kernel can do; if another
-/// process serves now, that one answers them.
+/// Answers probes from now on, even before the kernel has been examined. If another process is
+/// serving, that one answers them.
 fn serve_health(
     serving: &mut JoinSet<Result<(), serve::Error>>,
     settings: &Settings,
@@ -178,7 +178,7 @@ fn serve_health(
     Ok(())
 }
 
-/// Returns which objects are followed, and where it is recorded how that goes.
+/// The settings for following objects, and the health that records it.
 fn followed(
     settings: &Settings,
     mode: ModeName,
@@ -193,8 +193,8 @@ fn followed(
     }
 }
 
-/// Ejects endpoints that do not answer, if the kernel forwards their connections: userspace
-/// mode itself sees which of them answer.
+/// Ejects endpoints that do not answer, if the kernel forwards their connections: userspace mode
+/// sees by itself which endpoints answer.
 fn eject<M: Mode>(
     batches: &Sender<Batch>,
     runner: &mut Runner<M>,
@@ -209,7 +209,6 @@ fn eject<M: Mode>(
     Ok(())
 }
 
-/// Returns when syncs are due.
 fn sync_options(effective: &Effective) -> schedule::Options {
     let default = schedule::Options::default();
     schedule::Options {
@@ -231,8 +230,8 @@ fn recorder(source: &Source, node: &str) -> Recorder {
     }
 }
 
-/// Prepares the node, and reports to the cluster that this process begins and what it runs without.
-/// Returns the settings of the kernel that hold from now on.
+/// Prepares the node, and reports to the cluster that this process starts and what it does without.
+/// Returns the kernel settings that apply from now on.
 fn begin(choice: &Chosen, settings: &Settings, recorder: &Recorder) -> Vec<Setting> {
     recorder.post(Event::starting());
     let node_settings = node::prepare(&settings.configuration, recorder);
@@ -240,7 +239,7 @@ fn begin(choice: &Chosen, settings: &Settings, recorder: &Recorder) -> Vec<Setti
     node_settings
 }
 
-/// Returns what the pages about this process show.
+/// Content of the pages about this process.
 fn introspection(settings: &Settings, choice: Chosen, registry: &Registry) -> Introspection {
     let flags = settings.flags.iter();
     let flags = flags.map(|(name, value)| ((*name).to_owned(), value.clone()));
@@ -269,8 +268,7 @@ fn bind(settings: &Settings, address: SocketAddr, listeners: &Listeners) -> Bind
     }
 }
 
-/// Serves the API on the unix socket that the settings name, even while it is not known what the
-/// kernel can do.
+/// Serves the API on the configured unix socket, even before the kernel has been examined.
 fn serve_status(settings: &Settings, health: &Arc<Health>) -> Arc<StartingApi> {
     let api = Arc::new(StartingApi::new(Arc::clone(health)));
     if let Some(path) = settings.own.status_socket.clone() {
@@ -279,7 +277,7 @@ fn serve_status(settings: &Settings, health: &Arc<Health>) -> Arc<StartingApi> {
     api
 }
 
-/// Serves `pages` at the addresses that the settings name, which are among `listeners`.
+/// Serves `pages` at the configured addresses, which are among `listeners`.
 fn serve_pages(
     serving: &mut JoinSet<Result<(), serve::Error>>,
     pages: Arc<Introspection>,
@@ -310,7 +308,7 @@ fn serve_pages(
     }
 }
 
-/// Returns what the API says of this process for as long as it runs.
+/// Facts about this process that the API shows and that never change.
 fn about(settings: &Settings, choice: &Chosen, node: &str, source: &Source) -> About {
     About {
         started: SystemTime::now(),
@@ -335,8 +333,8 @@ fn about(settings: &Settings, choice: &Chosen, node: &str, source: &Source) -> A
     }
 }
 
-/// Returns the source of objects that the settings name. Requests to the API server
-/// count in metrics of `registry`. Later credentials of a program are `programs` that may be missed.
+/// The configured source of objects. Requests to the API server count in metrics of `registry`.
+/// Renewing credentials may need one of the `programs`.
 async fn source(
     settings: &Settings,
     registry: &Registry,
@@ -365,7 +363,7 @@ async fn source(
     Ok(source)
 }
 
-/// Returns what serves health-check node ports, none before the first sync.
+/// The server of health-check node ports, with none before the first sync.
 fn service_health(
     node_ports: &Arc<NodePorts>,
     listeners: &Listeners,
@@ -379,7 +377,7 @@ fn service_health(
     ServiceHealth::start(addresses, listeners, health, recorder.clone(), registry)
 }
 
-/// Returns the addresses at which health-check node ports listen now.
+/// The addresses at which health-check node ports listen now.
 ///
 /// # Errors
 /// When this node's addresses cannot be listed.

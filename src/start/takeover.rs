@@ -1,13 +1,13 @@
-//! From one mode to another: the stale state of the old one is removed when the new one forwards
-//! traffic, and not before.
+//! The change from one mode to another: the stale state of the old mode is removed after the new
+//! one forwards traffic, and not before.
 //!
-//! The old process may still run for a while, as in an upgrade that starts the new one first, and
-//! put back what it finds missing; that is removed again, so that nothing of it is left when it
-//! ends.
+//! The old process may still run for a while, for example in an upgrade that starts the new one
+//! first, and restore what it finds missing; that is removed again, so that nothing of it is left
+//! when it ends.
 //!
-//! It does not matter which program left it, Tripod or kube-proxy, nor whether it is in the engine
-//! of the kernel in which this mode has its rules, or in the other one. What the running mode would
-//! install itself, it takes over in its own syncs.
+//! It makes no difference whether Tripod or kube-proxy left the state, nor whether it is in the
+//! kernel's engine in which this mode has its rules, or in the other one. State that the running
+//! mode would install itself is taken over in its own syncs.
 
 mod clearing;
 mod going_back;
@@ -45,50 +45,48 @@ use crate::{
     services::ServiceMap,
 };
 
-/// How long stale state stays in force because ServicePorts fail, or all of an IP family
-/// does: they may need it, but it does not follow their endpoints.
+/// How long stale state is kept because ServicePorts or a whole IP family fail: they may need it,
+/// although it does not follow their endpoints.
 const GRACE: Duration = Duration::from_secs(5 * 60);
-/// How long an old process may run beside this one and put back what it had. A process that appears
-/// later is not the one that was replaced.
+/// How long an old process may run in parallel and restore its rules. A process that appears later
+/// is not the replaced one.
 const OVERLAP: Duration = Duration::from_secs(5 * 60);
 
-/// How the last sync of a family went.
+/// Result of the last sync of a family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Synced {
-    /// No sync succeeded.
+    /// No sync has succeeded.
     #[default]
     Not,
-    /// A sync succeeded, without some ServicePorts.
+    /// A sync succeeded, except for some ServicePorts.
     Partly,
     Wholly,
 }
 
-/// A mode that removes the stale state of other modes once it is in force
-/// itself.
+/// A mode that removes the stale state of other modes once its own is applied.
 pub(super) struct TakeOver<M> {
     mode: M,
-    /// Virtual servers with addresses in these networks belong to other
-    /// programs.
+    /// Virtual servers with addresses in these networks belong to other programs.
     exclude: Arc<[IpNet]>,
     /// Stale state that may still be there.
     stale: Vec<StaleState>,
     /// Stale state that was there before this mode's first sync.
     found: Option<Vec<StaleState>>,
-    /// When to check next whether it is back. It is stored here because the future that waits for
-    /// it may be dropped and created again at any time.
+    /// Time of the next check whether it has returned. It is stored here because the future that
+    /// waits for it may be dropped and created again at any time.
     check_at: Instant,
-    /// How the last sync of each family went.
     families: PerFamily<Synced>,
-    /// The time at which this mode first synced an IP family.
+    /// When this mode first synced an IP family.
     synced: Option<Instant>,
-    /// The time at which this mode came in force.
+    /// When this mode took effect.
     since: Option<Instant>,
-    /// The removal that is under way, in parallel with syncs.
+    /// The running removal, in parallel with syncs.
     clearing: Option<Clearing>,
     pass: Pass,
-    /// What could not be removed of it.
+    /// Errors of the removal.
     logged: Arc<Mutex<LogOnce>>,
-    /// As long as it knows of a successor, what others have belongs to that one and stays.
+    /// As long as it knows of a successor, the state of other modes belongs to that successor and
+    /// stays.
     handover: Handover,
     /// Whether there was a successor at the last sync.
     gave_way: bool,
@@ -96,8 +94,8 @@ pub(super) struct TakeOver<M> {
 }
 
 impl<M: Mode> TakeOver<M> {
-    /// Has `mode` remove nothing while `handover` knows of a successor. `programs` are missed if
-    /// they may not be started and stale rules take them.
+    /// Has `mode` remove nothing while `handover` knows of a successor. `programs` is signalled if
+    /// they may not be started and stale rules need them.
     pub(super) fn new(
         mode: M,
         exclude: Vec<IpNet>,
@@ -122,8 +120,8 @@ impl<M: Mode> TakeOver<M> {
         }
     }
 
-    /// Stops removing what others have when a successor is there: it may belong to that one. When
-    /// the successor is gone, what it left is stale.
+    /// Stops removing the state of other modes when there is a successor: it may own that state.
+    /// When the successor is gone, what it left is stale.
     fn follow_successor(&mut self) {
         let gives_way = self.handover.has_successor();
         if gives_way {
@@ -136,9 +134,9 @@ impl<M: Mode> TakeOver<M> {
         self.gave_way = gives_way;
     }
 
-    /// Returns whether this mode serves all that is desired now, or has served at least one IP
+    /// Returns whether this mode serves the whole desired state, or has served at least one IP
     /// family for [`GRACE`]: the rest may fail for ever, for example if the node cannot serve the
-    /// other family. Until then the stale state serves what is not in force.
+    /// other family. Until then the stale state serves what is not applied.
     fn is_in_force(&mut self, outcomes: &Outcomes) -> bool {
         for (family, outcome) in outcomes.iter() {
             let Some(Ok(report)) = outcome else {
@@ -172,12 +170,12 @@ impl<M: Mode> TakeOver<M> {
         }
     }
 
-    /// Returns until when an old process may put back what it had.
+    /// Until when an old process may restore its rules.
     fn overlap_ends(&self) -> Option<Instant> {
         self.since.map(|since| since + OVERLAP)
     }
 
-    /// Begins to remove stale state, unless that is under way.
+    /// Starts to remove stale state, unless a removal is running.
     fn clear_stale(&mut self, since: Instant) {
         if self.clearing.is_some() || self.handover.has_successor() {
             return;
@@ -207,7 +205,7 @@ impl<M: Mode> Mode for TakeOver<M> {
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
         self.follow_successor();
         if self.found.is_none() {
-            // Userspace mode itself removes what captures in another way than it does.
+            // Userspace mode itself removes state that captures in another way.
             let found = present(self.stale.clone(), self.running()).await;
             miss(&self.programs, &found).await;
             if found.contains(&StaleState::Of(ModeName::Userspace)) {
@@ -219,7 +217,7 @@ impl<M: Mode> Mode for TakeOver<M> {
         if let Some(clearing) = self.clearing.as_mut().filter(|c| c.is_finished()) {
             clearing.end(&mut self.stale).await;
             self.clearing = None;
-            // An old process may have written its rules after they were looked for.
+            // An old process may have written its rules after the check.
             miss(&self.programs, &self.stale).await;
         }
         let is_in_force = self.is_in_force(&outcomes);
@@ -296,7 +294,7 @@ impl<M: Mode> Mode for TakeOver<M> {
     }
 }
 
-/// Signals that `programs` are missed if they may not be started, and removing what is `left` takes
+/// Signals a missing program if `programs` may not be started and removing what is `left` needs
 /// them.
 async fn miss(programs: &Programs, left: &[StaleState]) {
     if programs.are_forbidden() && !left.is_empty() && clearing::takes_programs().await {
@@ -304,8 +302,8 @@ async fn miss(programs: &Programs, left: &[StaleState]) {
     }
 }
 
-/// Removes what modes ever installed, as far as `what` says, and those sockets and findings in the
-/// file system that no process uses any more. All are tried, even if one fails.
+/// Removes all that modes ever installed, as far as `what` says, and sockets and findings in the
+/// file system that no process uses any more. Continues after a failure.
 ///
 /// # Errors
 /// When something could not be removed; the error names it.
@@ -342,13 +340,12 @@ pub(super) async fn cleanup(what: Cleanup, settings: &Settings) -> Done {
     Err(format!("not everything could be removed: {}", failed.join("; ")).into())
 }
 
-/// Where the files of the node are: in a pod of `kubectl debug` for a node they are
-/// below `/host`.
+/// Roots of the node's files: in a pod of `kubectl debug` for a node they are below `/host`.
 const NODE_ROOTS: [&str; 2] = ["/", "/host"];
 
-/// Removes the sockets by which processes of Tripod find each other and answer questions, and what
-/// `--init-only` found out, unless a process uses them, with the folders that are theirs alone.
-/// Returns what could not be removed, and why.
+/// Removes the sockets with which processes of Tripod find each other and answer questions, and the
+/// findings of `--init-only`, unless a process uses them, with the folders that only they use.
+/// Returns the files that could not be removed, and why.
 fn remove_files(own: &Own) -> Vec<String> {
     let mut removed = Removed::default();
     for path in [&own.status_socket, &own.holder_socket]

@@ -1,4 +1,4 @@
-//! What each mode knows of the traffic that it forwarded.
+//! Traffic that each mode forwarded, as far as known.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -28,12 +28,12 @@ use crate::{
     status_api::{self, DialList, Limited, Traffic, VERSION},
 };
 
-/// How long an answer waits until the counts of iptables mode are read; then it has those that were
-/// read last.
+/// How long an answer waits until the counts of iptables mode are read; then it uses the previous
+/// ones.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Returns what `mode` knows; nftables and iptables mode count for Services in the namespaces
-/// `counted`.
+/// The source of traffic counts of `mode`; nftables and iptables mode count for Services in the
+/// namespaces `counted`.
 pub(super) fn source(
     mode: &Running,
     node_ports: &Arc<NodePorts>,
@@ -56,7 +56,7 @@ pub(super) fn source(
     }
 }
 
-/// Nothing is known.
+/// No counts are known.
 #[derive(Debug)]
 struct Nothing;
 
@@ -84,7 +84,7 @@ impl Chains {
 impl TrafficSource for Chains {
     fn refresh(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send>>> {
         let traffic = Arc::clone(&self.traffic);
-        // The program may take long, or hang: it goes on for whoever asks later.
+        // The program may take long, or hang: it continues for later requests.
         let reading = tokio::spawn(async move {
             if let Err(error) = traffic.lock().await.refresh().await {
                 tracing::debug!("cannot read the traffic of some Services: {error}");
@@ -259,7 +259,7 @@ fn of_port(ipvs: &mut Ipvs, port: &ServicePort, own: &BTreeSet<IpAddr>) -> PortT
             protocol: port.name.protocol,
             address,
         };
-        // A virtual server that is not there has no known traffic.
+        // A virtual server that does not exist has no known traffic.
         let Ok(reals) = ipvs.list_real(&id) else {
             continue;
         };
@@ -273,7 +273,7 @@ fn of_port(ipvs: &mut Ipvs, port: &ServicePort, own: &BTreeSet<IpAddr>) -> PortT
     traffic
 }
 
-/// Returns the addresses at which clients reach `port` on a node with `own` addresses.
+/// The addresses at which clients reach `port` on a node with `own` addresses.
 fn frontends(port: &ServicePort, own: &BTreeSet<IpAddr>) -> Vec<SocketAddr> {
     let at = |ip| SocketAddr::new(ip, port.port);
     let mut frontends: Vec<_> = port.addresses().map(at).collect();
@@ -286,8 +286,8 @@ fn frontends(port: &ServicePort, own: &BTreeSet<IpAddr>) -> Vec<SocketAddr> {
     frontends
 }
 
-/// Returns how many connections are open, or UDP clients are known: IPVS counts the latter among
-/// the inactive ones.
+/// Number of open connections, or of known UDP clients: IPVS counts the latter among the inactive
+/// ones.
 fn active(real: &ListedReal, protocol: Protocol) -> u64 {
     u64::from(match protocol {
         Protocol::Udp => real.inactive,
@@ -295,7 +295,7 @@ fn active(real: &ListedReal, protocol: Protocol) -> u64 {
     })
 }
 
-/// Returns whether answers come back through this node.
+/// Returns whether answers pass through this node.
 fn comes_back(forwarding: Forwarding) -> bool {
     match forwarding {
         Forwarding::Masquerade | Forwarding::Local => true,
@@ -303,7 +303,7 @@ fn comes_back(forwarding: Forwarding) -> bool {
     }
 }
 
-/// Returns the traffic of `reals`, which is `totals` together.
+/// Traffic of `reals`, whose sum is `totals`.
 fn traffic_of(reals: &[ListedReal], protocol: Protocol, totals: Option<Totals>) -> Traffic {
     let returns = reals.iter().all(|real| comes_back(real.server.forwarding));
     Traffic {

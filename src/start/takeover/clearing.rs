@@ -1,7 +1,7 @@
 //! Removes the stale state of other modes, in parallel with the syncs of the mode that runs.
 //!
-//! Counting connections means listing all that the kernel has, and a program may wait for a lock:
-//! all of that happens on separate threads. Neither a sync nor a probe waits for it.
+//! Counting connections means listing all connections of the kernel, and a program may wait for a
+//! lock, so this runs on separate threads. Neither syncs nor probes wait for it.
 
 use std::{future::Future, sync::Arc};
 
@@ -18,31 +18,31 @@ use crate::{
     modes::{cleanup::Running, handover::Handover},
 };
 
-/// How long stale state stays because connections need it.
+/// How long stale state is kept because connections need it.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
-/// How long stale state stays because it is not known whether connections need it.
+/// How long stale state is kept because it is not known whether connections need it.
 const PATIENCE_UNKNOWN: Duration = Duration::from_secs(60);
-/// Time from one pass to the next, while connections need something.
+/// Time from one pass to the next, while connections need stale state.
 pub(super) const PAUSE: Duration = Duration::from_secs(5);
-/// A pass that takes long takes at most this share of a thread's time.
+/// The pause after a long pass is at least this multiple of its duration.
 const SHARE: u32 = 10;
 
-/// What is to be removed, and which mode runs meanwhile.
+/// State to remove, and the mode that runs meanwhile.
 #[derive(Clone, Debug)]
 pub(super) struct Work {
-    /// Stale state that may be there.
+    /// Stale state that may exist.
     pub(super) stale: Vec<StaleState>,
     pub(super) running: Running,
-    /// The time at which the running mode came in force.
+    /// When the running mode took effect.
     pub(super) since: Instant,
-    /// Says whether a successor is there, to which all of it may belong.
+    /// Knows whether there is a successor, which may own all of the state.
     pub(super) handover: Handover,
-    /// What could not be removed, in this work and before.
+    /// Errors, of this work and before.
     pub(super) logged: Arc<Mutex<LogOnce>>,
 }
 
 impl Work {
-    /// Logs what could not be removed, once until everything is.
+    /// Logs an error, once until everything is removed.
     fn failed(&self, what: &str) {
         if self.logged.lock().is_new(what) {
             tracing::warn!(
@@ -61,26 +61,24 @@ pub(super) struct Passed {
     pub(super) failed: Vec<StaleState>,
 }
 
-/// Makes one pass; blocks for as long as that takes.
+/// Makes one pass; blocks until it has finished.
 pub(super) type Pass = fn(&Work, waited: Duration) -> Option<Passed>;
 
-/// Work under way. Ends when it is dropped, after the pass that it is in.
+/// A running removal. When dropped, it ends after the current pass.
 pub(super) struct Clearing(JoinHandle<Vec<StaleState>>);
 
 impl Clearing {
-    /// Begins to clear. If `work` has no stale state, removes the state in `reappeared` that is
-    /// there.
+    /// Starts to remove. If `work` has no stale state, removes what exists of `reappeared`.
     pub(super) fn begin(work: Work, reappeared: Vec<StaleState>, pass: Pass) -> Clearing {
         Clearing(tokio::spawn(clear_up(work, reappeared, pass)))
     }
 
-    /// Returns whether the clearing has ended.
     pub(super) fn is_finished(&self) -> bool {
         self.0.is_finished()
     }
 
-    /// Waits for the end, and puts into `stale` what is still to be removed.
-    /// May be dropped while it waits; not to be called again afterwards.
+    /// Waits for the end, and stores in `stale` what is left. Cancel safe, but must not be called
+    /// again after it has returned.
     pub(super) async fn end(&mut self, stale: &mut Vec<StaleState>) {
         if let Ok(later) = (&mut self.0).await {
             *stale = later;
@@ -124,8 +122,8 @@ async fn clear_up(mut work: Work, reappeared: Vec<StaleState>, pass: Pass) -> Ve
     failed
 }
 
-/// Makes the real pass: has the stale state take no new connections, and removes what no connection
-/// needs, or all of it after [`PATIENCE`].
+/// Makes the real pass: makes the stale state take no new connections, and removes what no
+/// connection needs, or all of it after [`PATIENCE`].
 pub(super) fn pass(work: &Work, waited: Duration) -> Option<Passed> {
     let mut passed = Passed::default();
     blocking(async {
@@ -146,7 +144,7 @@ pub(super) fn pass(work: &Work, waited: Duration) -> Option<Passed> {
     Some(passed)
 }
 
-/// Has `state` take no new connections. Returns whether connections may need it still; after
+/// Makes `state` take no new connections. Returns whether connections may still need it; after
 /// [`PATIENCE`] that does not count.
 async fn is_in_use(state: StaleState, work: &Work, waited: Duration) -> bool {
     if waited >= PATIENCE {
@@ -165,8 +163,8 @@ async fn is_in_use(state: StaleState, work: &Work, waited: Duration) -> bool {
     }
 }
 
-/// Returns those of `states` that are there, or for which that is not known. Listing rules may take
-/// seconds, so it is done on another thread; if there is none, all of them are returned.
+/// The `states` that exist, or for which that is not known. Listing rules may take seconds, so it
+/// runs on another thread; without one, all `states` are returned.
 pub(super) async fn present(states: Vec<StaleState>, running: Running) -> Vec<StaleState> {
     let all = states.clone();
     let find = move || {
@@ -183,16 +181,15 @@ pub(super) async fn present(states: Vec<StaleState>, running: Running) -> Vec<St
     spawn_blocking(find).await.ok().flatten().unwrap_or(all)
 }
 
-/// Returns whether rules may be there whose removal takes programs. Listing them is done on
-/// another thread.
+/// Returns whether rules may exist whose removal needs programs. They are listed on another thread.
 pub(super) async fn takes_programs() -> bool {
-    // It fails only while the runtime is shutting down.
+    // Fails only while the runtime is shutting down.
     spawn_blocking(rules_of_programs_may_be_there)
         .await
         .unwrap_or(false)
 }
 
-/// Runs `work` on this thread; `None`: no runtime can be created for it.
+/// Runs `work` on this thread; `None` if no runtime can be created for it.
 fn blocking<T>(work: impl Future<Output = T>) -> Option<T> {
     let runtime = runtime::Builder::new_current_thread().enable_all().build();
     match runtime {

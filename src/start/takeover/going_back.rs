@@ -1,4 +1,4 @@
-//! Whether kube-proxy serves in Tripod's place already.
+//! Whether kube-proxy already serves in Tripod's place.
 
 use crate::modes::{iptables, nftables};
 
@@ -8,9 +8,9 @@ pub(super) const TOO_EARLY: &str = "kube-proxy has no rules on this node (nothin
      of kube-proxy, and run this again once it has synced; without --keep-kube-proxy everything is \
      removed";
 
-/// Returns whether Tripod's table of nf_tables serves, which it does also when no process runs, and
-/// nothing of kube-proxy does. What was retired when Tripod began does not serve; what cannot be
-/// read may.
+/// Returns whether Tripod's nf_tables table serves, which it also does while no process runs, and
+/// nothing of kube-proxy does. A table that was retired when Tripod started does not serve; one
+/// that cannot be read may.
 pub(super) async fn serves_alone() -> bool {
     nftables::may_serve(nftables::TABLE)
         && !nftables::may_serve(nftables::KUBE_PROXY)

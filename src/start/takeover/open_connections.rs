@@ -5,12 +5,12 @@ use tokio::task::spawn_blocking;
 
 use crate::modes::{cleanup::Running, userspace};
 
-/// Has these connections go on; to be called before the first sync of the mode that is about to
-/// run.
+/// Keeps these connections working. Must be called before the first sync of the mode that is about
+/// to run.
 pub(super) async fn prepare(running: Running) {
-    // There may be thousands of connections.
+    // On a blocking thread, as there may be thousands of connections.
     let prepared = spawn_blocking(move || userspace::prepare_successor(&running));
-    // It fails only while the runtime is shutting down.
+    // Fails only while the runtime is shutting down.
     let Ok(prepared) = prepared.await else {
         return;
     };

@@ -1,5 +1,4 @@
-//! Sockets in the file system that processes of Tripod leave behind, and the findings about the
-//! kernel that they leave.
+//! Sockets in the file system and findings about the kernel that processes of Tripod leave behind.
 
 use std::{
     fs, io,
@@ -12,21 +11,21 @@ use crate::{
     lifecycle, status_api,
 };
 
-/// What became of these files and their folders.
+/// Results of removing files and their folders.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Removed {
-    /// Those that are gone now.
+    /// Files that are gone now.
     pub(super) gone: Vec<PathBuf>,
-    /// Those that a process uses, and which stay.
+    /// Files that stay because a process uses them.
     pub(super) used: Vec<PathBuf>,
-    /// What could not be removed, and why.
+    /// Files that could not be removed, and why.
     pub(super) failed: Vec<String>,
 }
 
 impl Removed {
     /// Removes the socket at `path`, if the process that made it has ended.
     pub(super) fn socket(&mut self, path: &Path) {
-        // It may be both the usual one and one that the settings name.
+        // The path may be both the usual and the configured one.
         if !path.exists() || self.used.iter().any(|used| used == path) {
             return;
         }
@@ -38,7 +37,7 @@ impl Removed {
     }
 
     /// Removes the sockets, and the findings of `--init-only`, at their usual places below `root`,
-    /// and the folders that are theirs alone.
+    /// and the folders that only they use.
     pub(super) fn usual(&mut self, root: &Path) {
         let below = |path: &str| root.join(path.trim_start_matches('/'));
         self.folder(&below(lifecycle::FOLDER));
@@ -52,8 +51,8 @@ impl Removed {
         }
     }
 
-    /// Removes the findings at `path`, unless a process listens in their folder: it needs
-    /// them when it is started anew.
+    /// Removes the findings at `path`, unless a process listens in their folder: it needs them when
+    /// it is restarted.
     fn findings(&mut self, path: &Path) {
         let folder = path.parent().unwrap_or(path);
         if self.used.iter().any(|used| used.starts_with(folder)) {
@@ -66,7 +65,7 @@ impl Removed {
         }
     }
 
-    /// Removes the sockets in a folder, as [`socket`](Self::socket) does, and the folder.
+    /// Removes the sockets in a folder, like [`socket`](Self::socket), and the folder.
     fn folder(&mut self, folder: &Path) {
         match fs::read_dir(folder) {
             Ok(entries) => {
@@ -83,12 +82,12 @@ impl Removed {
         self.empty_folder(folder);
     }
 
-    /// Removes a folder that has nothing in it.
+    /// Removes a folder if it is empty.
     fn empty_folder(&mut self, folder: &Path) {
         use io::ErrorKind::{DirectoryNotEmpty, NotFound, ResourceBusy};
         match fs::remove_dir(folder) {
             Ok(()) => self.gone.push(folder.to_owned()),
-            // In a container it is a folder of the node, mounted here.
+            // In a container the folder may be a mounted folder of the node.
             Err(error) if [DirectoryNotEmpty, NotFound, ResourceBusy].contains(&error.kind()) => {}
             Err(error) => self.failed.push(format!("{}: {error}", folder.display())),
         }

@@ -17,13 +17,13 @@ use crate::{
 /// Stale state that an earlier proxy may have left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StaleState {
-    /// What this mode installs; for the mode that runs, only what is in the other engine.
+    /// State that this mode installs; for the running mode, only state in the other engine.
     Of(ModeName),
     /// The tables of kube-proxy's nftables mode.
     Nftables,
 }
 
-/// Calls a method of what the stale state is part of.
+/// Calls a method of the module that owns the stale state.
 macro_rules! of {
     ($state:ident.$($call:tt)*) => {
         match $state {
@@ -45,18 +45,18 @@ impl StaleState {
         StaleState::Nftables,
     ];
 
-    /// Returns true if a kube-proxy neither takes it over nor removes it.
+    /// Returns true if kube-proxy neither takes it over nor removes it.
     pub(super) fn is_only_of_tripod(self) -> bool {
         let modes = [ModeName::Nftables, ModeName::Userspace];
         modes.map(StaleState::Of).contains(&self)
     }
 
-    /// Has it take no new connections; see [`Cleanup::retire`].
+    /// Makes it take no new connections; see [`Cleanup::retire`].
     pub(super) async fn retire(self, running: &Running) -> Result<usize, SyncError> {
         of!(self.retire(running).await)
     }
 
-    /// Returns true if it is there, apart from what `running` uses too, or if that is not known.
+    /// Returns true if it exists, apart from what `running` also uses, or if that is not known.
     /// Cheap.
     pub(super) async fn may_be_there(self, running: &Running) -> bool {
         let found = of!(self.is_there(running).await);
@@ -66,7 +66,7 @@ impl StaleState {
         })
     }
 
-    /// Removes it, except what `running` uses too; see [`Cleanup::cleanup`].
+    /// Removes it, except what `running` also uses; see [`Cleanup::cleanup`].
     pub(super) async fn cleanup(self, running: &Running) -> Result<(), SyncError> {
         of!(self.cleanup(running).await)
     }
@@ -86,7 +86,7 @@ impl fmt::Display for StaleState {
 }
 
 /// Returns whether there may be rules, of any mode or of a trace, that only programs can remove.
-/// Lists chains by netlink alone.
+/// Lists chains by netlink only.
 pub(in crate::start) fn rules_of_programs_may_be_there() -> bool {
     let mut families = Family::ALL.into_iter();
     StaleState::ALL.into_iter().any(StaleState::may_need_programs)

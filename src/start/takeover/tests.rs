@@ -16,7 +16,7 @@ use crate::{
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// A mode whose syncs end as the test asks.
+/// A mode whose syncs end as the test specifies.
 struct Scripted(Outcome);
 
 #[derive(Clone, Copy)]
@@ -26,7 +26,7 @@ enum Outcome {
     Partly,
     Fails,
     FailsForIpv6,
-    /// It removes the stale state itself.
+    /// The mode removes the stale state itself.
     Removes,
 }
 
@@ -132,7 +132,7 @@ impl Bench {
         assert_eq!(failed, matches!(outcome, Outcome::Fails));
     }
 
-    /// Waits until nothing is being removed any more.
+    /// Waits until no removal is running.
     async fn cleared(&mut self) {
         if let Some(clearing) = &mut self.0.clearing {
             let end = clearing.end(&mut self.0.stale);
@@ -268,7 +268,7 @@ fn what_cannot_be_removed_is_retried() {
     });
 }
 
-/// Refuses all lists for this reason.
+/// Refuses all listings with this error.
 struct Unlisting(Errno);
 
 impl Observer for Unlisting {
@@ -303,10 +303,10 @@ fn what_cannot_be_listed_may_be_there() {
     });
 }
 
-/// One end for the pass under way, one for the test.
+/// One end for the running pass, one for the test.
 static PASSES: Mutex<Option<(Sender<()>, Receiver<()>)>> = Mutex::new(None);
 
-/// Signals that it has begun, then blocks its thread until it may go on.
+/// Signals that it has begun, then blocks its thread until it is released.
 fn slow(work: &Work, _: Duration) -> Option<Passed> {
     let ends = PASSES.lock().unwrap().take();
     let (begun, go) = ends.expect("one pass");
@@ -318,8 +318,7 @@ fn slow(work: &Work, _: Duration) -> Option<Passed> {
     })
 }
 
-/// Neither a sync nor anything else on the thread waits for what is counted and
-/// removed.
+/// Neither a sync nor anything else on the thread waits for counting and removing.
 #[test]
 fn clearing_delays_neither_syncs_nor_probes() {
     bench(async |mut bench| {
@@ -349,12 +348,12 @@ fn clearing_delays_neither_syncs_nor_probes() {
     });
 }
 
-/// As when a successor in iptables mode has ended, and its rules stay behind.
+/// The situation after a successor in iptables mode has ended and left its rules.
 #[test]
 fn who_may_start_no_programs_ends_where_they_have_to_remove_rules() {
     for (script, expected) in [
         ("true", false),
-        // Removed without programs.
+        // Can be removed without programs.
         ("nft add table ip kube-proxy", false),
         // A chain of the kubelet.
         (
@@ -367,7 +366,7 @@ fn who_may_start_no_programs_ends_where_they_have_to_remove_rules() {
             true,
         ),
         ("iptables-legacy -w -t nat -N KUBE-SVC-OLD", true),
-        // Only its program can tell whose it is.
+        // Only its program can tell who owns it.
         (
             "iptables-legacy -w -t raw -N MINE; nft add table ip kube-proxy",
             true,
@@ -387,8 +386,8 @@ fn who_may_start_no_programs_ends_where_they_have_to_remove_rules() {
     }
 }
 
-/// As when a kube-proxy that ends while this process runs wrote its rules after they were looked
-/// for.
+/// The situation in which a kube-proxy that ends while this process runs wrote its rules after the
+/// check.
 #[test]
 fn who_may_start_no_programs_ends_where_rules_came_while_others_were_removed() {
     in_namespace(|| {
