@@ -1,5 +1,5 @@
-//! A UDP flow that goes on in another process with its socket, as bytes that accompany the socket.
-//! Pure.
+//! A UDP flow that continues in another process with its socket, as bytes that accompany the
+//! socket. Pure.
 
 use std::net::SocketAddr;
 
@@ -9,16 +9,16 @@ use crate::{
     modes::userspace::proxy::udp::Exchange,
 };
 
-/// The longest record, in bytes: a number, an address after its length, a port, what was
-/// exchanged, and what is recorded of an assignment.
+/// Maximum length of a record in bytes: a number, an address after its length, a port, the
+/// exchanged datagrams, and an assignment.
 pub const LONGEST: usize = 8 + 17 + 2 + 9 + record::LONGEST;
 
-/// What another process must know of a flow.
+/// State of a flow that another process needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowRecord {
-    /// Names the flow on this connection.
+    /// Identifies the flow on this connection.
     pub number: u64,
-    /// The address of the socket at which its client's datagrams come in.
+    /// The address of the socket that receives its client's datagrams.
     pub listener: SocketAddr,
     pub exchange: Exchange,
     /// The service group.
@@ -27,7 +27,7 @@ pub struct FlowRecord {
 }
 
 impl FlowRecord {
-    /// Returns the record's bytes; `None`: the name of its group is too long.
+    /// Encodes the record; `None` if the name of its group is too long.
     pub fn encode(&self) -> Option<Vec<u8>> {
         let mut bytes = Vec::from(self.number.to_be_bytes());
         append_ip(&mut bytes, self.listener.ip());
@@ -40,7 +40,7 @@ impl FlowRecord {
         Some(bytes)
     }
 
-    /// Returns what `bytes` say; `None`: they are no such record.
+    /// Decodes a record; `None` if `bytes` are not one.
     pub fn parse(mut bytes: &[u8]) -> Option<FlowRecord> {
         let number = u64::from_be_bytes(take(&mut bytes)?);
         let ip = take_ip(&mut bytes)?;
@@ -68,8 +68,8 @@ impl FlowRecord {
     }
 }
 
-/// Reads `bytes` as a record, which must be the same once written and read; for tests
-/// with bytes from anywhere.
+/// Decodes arbitrary `bytes`, and checks that encoding and decoding the record again does not
+/// change it; for fuzzing.
 #[cfg(fuzzing)]
 pub fn read_anything(bytes: &[u8]) {
     if let Some(read) = FlowRecord::parse(bytes)

@@ -1,4 +1,4 @@
-//! Which endpoint each client is assigned to, by affinity or as a flow of UDP, for the next process.
+//! Which endpoint each client is assigned to, by affinity or as a UDP flow, for the next process.
 
 mod flow_record;
 mod record;
@@ -30,11 +30,11 @@ use super::{
 };
 use crate::{hold::MOST_NOTES, kernel::uptime::uptime, services::ServicePortName};
 
-/// The most records that one process gives another, those of a million clients: as many
+/// Maximum number of records that one process gives another, enough for a million clients: as many
 /// as the holder keeps.
 pub const MOST_RECORDS: usize = MOST_NOTES;
 
-/// What is assigned now, and what another process had assigned.
+/// Assignments of this process, and those inherited from another one.
 #[derive(Debug, Default)]
 pub struct Assignments(Mutex<Known>);
 
@@ -42,23 +42,23 @@ pub struct Assignments(Mutex<Known>);
 struct Known {
     affinities: HashMap<ServicePortName, Weak<Affinity>>,
     flows: HashMap<GroupName, Weak<Associations>>,
-    /// Those of another process, until there is a Service to which it belongs.
+    /// Assignments of another process, until the Service to which they belong exists.
     inherited: HashMap<Subject, Vec<Assignment>>,
-    /// Flows of another process with their sockets, likewise.
+    /// Flows of another process with their sockets, until the Service exists.
     passed: HashMap<Subject, Vec<(Assignment, PassedFlow)>>,
 }
 
-/// A flow that another process can go on with, and the record of it.
+/// A flow that can continue in another process, and its record.
 pub struct FlowToPass {
     /// The flow, whose socket is passed along.
     pub flow: Arc<Association>,
-    /// What the other process must know.
+    /// The encoded [`FlowRecord`].
     pub record: Vec<u8>,
 }
 
 impl Assignments {
-    /// Returns the clients of a ServicePort by affinity, which is one table for all its
-    /// groups; what another process had is in it. All of them have as many as `limit` allows.
+    /// Clients of a ServicePort by affinity, in one table for all its groups, including inherited
+    /// clients. All ServicePorts together have at most as many as `limit` allows.
     pub fn affinity(
         &self,
         name: &ServicePortName,
@@ -81,20 +81,19 @@ impl Assignments {
         fresh
     }
 
-    /// Frees the pins that have expired, so that ServicePorts whose clients are gone leave their
-    /// pins to others.
+    /// Frees expired pins, so that ServicePorts whose clients are gone leave their share to others.
     pub fn drop_expired(&self) {
         let known = self.0.lock();
         let affinities = known.affinities.values().filter_map(Weak::upgrade);
         affinities.for_each(|affinity| affinity.drop_expired());
     }
 
-    /// Drops the clients of a ServicePort that is gone.
+    /// Drops the clients of a ServicePort that was removed.
     pub fn remove(&self, name: &ServicePortName) {
         self.0.lock().affinities.remove(name);
     }
 
-    /// Records that a group has these UDP flows, and gives it what another process had.
+    /// Records the UDP flows of a group, and gives it the inherited ones.
     pub fn add_flows(&self, name: &GroupName, flows: &Arc<Associations>) {
         let mut known = self.0.lock();
         let subject = of_flows(name);
@@ -107,12 +106,12 @@ impl Assignments {
         known.flows.insert(name.clone(), Arc::downgrade(flows));
     }
 
-    /// Records that a group is gone.
+    /// Records that a group was removed.
     pub fn remove_flows(&self, name: &GroupName) {
         self.0.lock().flows.remove(name);
     }
 
-    /// Returns records of all that is assigned, for another process.
+    /// Records of all assignments, for another process.
     pub fn records(&self) -> Vec<Vec<u8>> {
         let Some(now) = uptime() else {
             return Vec::new();
@@ -134,7 +133,7 @@ impl Assignments {
             let flows = flows.map(|assigned| Assignment::to_flow(assigned, now));
             Some((of_flows(name), flows.collect::<Vec<_>>()))
         });
-        // Those of Services that this process does not serve yet.
+        // Inherited assignments of Services that this process does not serve yet.
         let inherited = known.inherited.iter();
         let inherited = inherited.map(|(subject, all)| (subject.clone(), all.clone()));
         let all = affinities.chain(flows).chain(inherited);
@@ -142,8 +141,8 @@ impl Assignments {
         records.take(MOST_RECORDS).collect()
     }
 
-    /// Takes over what another process had assigned; what is not such a record is
-    /// skipped. Returns how many clients these are.
+    /// Takes over the assignments of another process; malformed records are skipped. Returns the
+    /// number of clients.
     pub fn inherit(&self, records: impl IntoIterator<Item = Vec<u8>>) -> usize {
         let mut known = self.0.lock();
         let mut clients = 0;
@@ -156,14 +155,13 @@ impl Assignments {
         clients
     }
 
-    /// Returns how many flows of another process came with their sockets, and belong to no group
-    /// yet.
+    /// Number of inherited flows with sockets that belong to no group yet.
     pub fn passed_flows(&self) -> usize {
         self.0.lock().passed.values().map(Vec::len).sum()
     }
 
-    /// Returns the flows of which another process can have the sockets, except those of which the
-    /// number `is_passed` already.
+    /// Flows whose sockets can be passed to another process, except those whose number `is_passed`
+    /// already.
     pub fn flows_to_pass(&self, is_passed: impl Fn(u64) -> bool) -> Vec<FlowToPass> {
         let Some(now) = uptime() else {
             return Vec::new();
@@ -191,8 +189,8 @@ impl Assignments {
     }
 
     /// Takes over a flow that another process passed on with its socket, for a group that is added
-    /// later or by [`Assignments::give`]; anything that is no record of one is skipped, and flows of
-    /// clients whose datagrams come in at an address that is not `wanted`.
+    /// later or by [`Assignments::give`]. Ignores malformed records, and flows of clients whose
+    /// datagrams arrive at an address that is not `wanted`.
     pub fn inherit_flow(
         &self,
         record: &[u8],
@@ -213,8 +211,8 @@ impl Assignments {
         passed.push((record.assignment, flow));
     }
 
-    /// Gives the existing ServicePorts and groups their clients and flows that came since they were
-    /// added.
+    /// Gives the existing ServicePorts and groups the clients and flows that arrived after they
+    /// were added.
     pub fn give(&self) {
         let mut known = self.0.lock();
         let Known {
@@ -245,8 +243,7 @@ impl Assignments {
         }
     }
 
-    /// Drops what another process had assigned of Services of `family` that do not
-    /// exist.
+    /// Drops inherited assignments of Services of `family` that do not exist.
     pub fn drop_inherited(&self, family: Family) {
         let mut known = self.0.lock();
         let is_of_another = |subject: &Subject| subject.family != family;
@@ -255,20 +252,20 @@ impl Assignments {
     }
 }
 
-/// Reads `bytes` as each of the records; for tests with bytes from anywhere.
+/// Decodes arbitrary `bytes` as each kind of record; for fuzzing.
 #[cfg(fuzzing)]
 pub fn read_anything(bytes: &[u8]) {
     record::read_anything(bytes);
     flow_record::read_anything(bytes);
 }
 
-/// Returns the time since `then`, both after the machine's start.
+/// The time since `then`; both are measured from the machine's start.
 fn age(then: Duration) -> Duration {
     uptime().map_or(Duration::ZERO, |now| now.saturating_sub(then))
 }
 
 impl Assignment {
-    /// Returns a UDP client's flow with its endpoint, and how long it has been idle.
+    /// A UDP client's flow, its endpoint, and how long it has been idle.
     fn of_flow(&self) -> ((SocketAddr, IpAddr), SocketAddr, Duration) {
         let key = (self.client, self.called);
         (key, self.endpoint, age(self.last_used))

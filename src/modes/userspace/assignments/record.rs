@@ -9,10 +9,10 @@ use net::{Family, Protocol};
 
 use crate::hold::bytes::{append_ip, take, take_ip};
 
-/// The longest record, in bytes.
+/// Maximum length of a record, in bytes.
 pub const LONGEST: usize = 1000;
 
-/// The longest label, in bytes: room for entries is left.
+/// Maximum length of a label in bytes, which leaves room for entries.
 const LONGEST_LABEL: usize = 500;
 
 /// Why clients are assigned to an endpoint.
@@ -20,7 +20,7 @@ const LONGEST_LABEL: usize = 500;
 pub enum Kind {
     /// ClientIP affinity of a ServicePort.
     Affinity,
-    /// Flows of UDP in a service group.
+    /// UDP flows of a service group.
     Flows,
 }
 
@@ -44,24 +44,24 @@ pub struct Subject {
     pub kind: Kind,
     pub protocol: Protocol,
     pub family: Family,
-    /// The ServicePort, or the service group.
+    /// Name of the ServicePort or of the service group.
     pub label: String,
 }
 
 /// The endpoint of one client, and when it was last used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Assignment {
-    /// Its address; the port is 0 if all of its ports are meant.
+    /// The client's address; the port is 0 if all its ports are meant.
     pub client: SocketAddr,
-    /// The address that it calls; unspecified if all are meant.
+    /// The called address; unspecified if all addresses are meant.
     pub called: IpAddr,
-    /// The endpoint that it is assigned to.
+    /// The assigned endpoint.
     pub endpoint: SocketAddr,
-    /// When that was used last, after the machine's start; exact to a millisecond.
+    /// When the endpoint was last used, measured from the machine's start, to the millisecond.
     pub last_used: Duration,
 }
 
-/// Returns records of what is assigned, in its order.
+/// Encodes the assignments in this order, into as few records as possible.
 pub fn encode(subject: &Subject, assignments: &[Assignment]) -> Vec<Vec<u8>> {
     let mut records: Vec<Vec<u8>> = Vec::new();
     if subject.label.len() > LONGEST_LABEL {
@@ -88,7 +88,7 @@ pub fn encode(subject: &Subject, assignments: &[Assignment]) -> Vec<Vec<u8>> {
     records
 }
 
-/// Returns what `bytes` say; `None`: they are no such record.
+/// Decodes a record; `None` if `bytes` are not one.
 pub fn parse(bytes: &[u8]) -> Option<(Subject, Vec<Assignment>)> {
     let (&[kind, protocol, family, high, low], rest) = bytes.split_first_chunk()?;
     let (label, mut rest) = rest.split_at_checked(u16::from_be_bytes([high, low]).into())?;
@@ -109,8 +109,8 @@ pub fn parse(bytes: &[u8]) -> Option<(Subject, Vec<Assignment>)> {
     Some((subject, assignments))
 }
 
-/// Reads `bytes` as a record, which must be the same once written and read; for tests
-/// with bytes from anywhere.
+/// Decodes arbitrary `bytes`, and checks that encoding and decoding the record again does not
+/// change it; for fuzzing.
 #[cfg(fuzzing)]
 pub fn read_anything(bytes: &[u8]) {
     let Some((subject, assignments)) = parse(bytes) else {
@@ -135,7 +135,7 @@ impl Assignment {
         bytes
     }
 
-    /// Takes one assignment from the beginning of `rest`.
+    /// Takes one assignment from the start of `rest`.
     fn parse(rest: &mut &[u8]) -> Option<Assignment> {
         let client = (take_ip(rest)?, u16::from_be_bytes(take(rest)?));
         let called = take_ip(rest)?;
@@ -196,7 +196,7 @@ mod tests {
     fn what_is_cut_or_wrong_is_not_read() {
         let record = encode(&subject(), &[assignment(1)]).concat();
         for length in 0..record.len() {
-            // The subject alone is a record without assignments.
+            // The subject alone is a valid record without assignments.
             let whole = length == 5 + subject().label.len();
             assert_eq!(parse(&record[..length]).is_some(), whole, "{length}");
         }

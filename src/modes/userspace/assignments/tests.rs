@@ -10,7 +10,7 @@ use crate::{
     services::{NameParts, ServiceName},
 };
 
-/// The newest version, which is that of the protocol (`hold/message.rs`).
+/// The newest version of the protocol (`hold/message.rs`).
 const VERSION: u16 = 1;
 const PROTOCOL: &str = "assignments";
 
@@ -27,7 +27,7 @@ fn port(protocol: Protocol, family: Family, service: [&str; 2], port: &str) -> S
     parts.into()
 }
 
-/// Returns what the newest version has recorded.
+/// The assignments in the record of the newest version.
 fn recorded() -> [(Subject, Assignment); 2] {
     let web = port(Protocol::Tcp, Family::V4, ["default", "web"], "http");
     let dns = port(Protocol::Udp, Family::V6, ["kube-system", "dns"], "dns");

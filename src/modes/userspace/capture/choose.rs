@@ -1,4 +1,4 @@
-//! Choosing how to capture, per IP family.
+//! Choice of the capture method for each IP family.
 
 use std::fmt;
 
@@ -8,10 +8,10 @@ use xtables::Toolkit;
 use super::Error;
 use crate::kernel::probe::{Ability, Extension, Kernel};
 
-/// What the operator asked for with `--userspace-capture`.
+/// Argument of `--userspace-capture`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Requested {
-    /// [`Method::Redirect`] where the kernel can, else [`Method::Local`].
+    /// [`Method::Redirect`] if the kernel can, else [`Method::Local`].
     #[default]
     Auto,
     /// [`Method::Redirect`], or no capture at all.
@@ -23,9 +23,9 @@ pub enum Requested {
 /// How packets are captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// nat rules: [`super::Redirect`].
+    /// By nat rules: [`super::Redirect`].
     Redirect,
-    /// By routes, see [`super::Local`].
+    /// By routes: [`super::Local`].
     Local,
 }
 
@@ -38,20 +38,20 @@ impl fmt::Display for Method {
     }
 }
 
-/// How each family is captured, and why.
+/// The capture method of each family, and why it was chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// The method of each family.
     pub methods: PerFamily<Method>,
-    /// Why, one sentence for each family, for the log.
+    /// Reasons for the log, one sentence for each family.
     pub reasons: Vec<String>,
 }
 
-/// Chooses, by what was found out of `kernel`.
+/// Chooses according to the findings about `kernel`.
 ///
 /// # Errors
-/// When [`Requested::Redirect`] cannot work for IPv4. Where only IPv6 cannot,
-/// IPv6 is captured the other way, and a reason says so.
+/// When [`Requested::Redirect`] cannot work for IPv4. If only IPv6 cannot, IPv6 is captured by the
+/// other method, and a reason says so.
 pub fn choose(requested: Requested, kernel: &Kernel) -> Result<Choice, Error> {
     if requested == Requested::Local {
         return Ok(Choice {
@@ -64,8 +64,8 @@ pub fn choose(requested: Requested, kernel: &Kernel) -> Result<Choice, Error> {
     for (family, method) in methods.iter_mut() {
         let usable = redirecting(kernel, family).and_then(|tools| match requested {
             Requested::Redirect => Ok(tools),
-            // REDIRECT alone drops what comes in through a link without an address,
-            // such as pods' links in many network plugins.
+            // REDIRECT alone drops packets that arrive on a link without an address, such as pods'
+            // links in many network plugins.
             _ => has(kernel, family, Extension::Dnat).map(|()| tools),
         });
         match usable {
@@ -92,7 +92,7 @@ pub fn choose(requested: Requested, kernel: &Kernel) -> Result<Choice, Error> {
     Ok(Choice { methods, reasons })
 }
 
-/// Returns how `family` would be captured on a kernel where no programs were tried.
+/// How `family` would be captured on a kernel on which no programs were tried.
 pub(super) fn imagined(requested: Requested, kernel: &Kernel, family: Family) -> Method {
     let can = |extension| has(kernel, family, extension).is_ok();
     let redirects = match requested {

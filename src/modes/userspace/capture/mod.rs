@@ -1,14 +1,13 @@
 //! How packets for service addresses reach our listeners.
 //!
-//! Two ways, chosen per IP family ([`choose()`]):
-//! - [`Redirect`]: nat rules send them to a listener's own local port, which
-//!   is bound to the wildcard address of its family;
-//! - [`Local`]: no netfilter at all; routing delivers them here, and listeners
-//!   bind `address:port` themselves, with `IP_TRANSPARENT` (`IPV6_…`), because the
-//!   kernel does not count these addresses among its local ones. Node ports bind
-//!   the node's addresses.
+//! There are two methods, chosen per IP family ([`choose()`]):
+//! - [`Redirect`]: nat rules send them to a listener's own local port, which is bound to the
+//!   wildcard address of its family;
+//! - [`Local`]: no netfilter at all; routing delivers them to this node, and listeners bind
+//!   `address:port` themselves, with `IP_TRANSPARENT` (`IPV6_…`), because the kernel does not count
+//!   these addresses among its local ones. Node ports bind the node's addresses.
 //!
-//! Both take the same map of what is desired and leave other families alone.
+//! Both take the same map of desired frontends and ignore other families.
 
 mod choose;
 mod local;
@@ -30,8 +29,8 @@ use crate::{
     services::Changes,
 };
 
-/// What becomes of packets to the other ports of a frontend's address. Matters to
-/// [`Local`] only; nat rules name single ports.
+/// Treatment of packets to the other ports of a frontend's address. Matters to [`Local`] only; nat
+/// rules match single ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OtherPorts {
     /// Refused at once: the address is a cluster IP, which no other machine has.
@@ -41,36 +40,36 @@ pub enum OtherPorts {
     PassOn,
 }
 
-/// What a frontend is captured for.
+/// Where packets for a captured frontend go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// The local port that our listener is bound to on the wildcard address of
-    /// the family. [`Local`] has no use for it.
+    /// The local port to which our listener is bound on the wildcard address of the family.
+    /// [`Local`] does not use it.
     pub port: u16,
     /// The ServicePort, for comments on rules.
     pub name: Arc<str>,
-    /// What becomes of other ports of the address.
+    /// Treatment of packets to other ports of the address.
     pub other_ports: OtherPorts,
 }
 
-/// Everything that is to be captured.
+/// All frontends to capture.
 pub type Desired = BTreeMap<Frontend, Target>;
 
 /// How much a sync compares, from the least to the most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Extent {
-    /// What changed since the last sync.
+    /// Changes since the last sync.
     Changed,
-    /// What changed, and what failed.
+    /// Changes, and frontends that failed.
     Retry,
-    /// Everything, with the kernel, which adopts or removes what an earlier process
-    /// left; also due when the node's own addresses changed. After a failure, the next
-    /// sync of capture does so by itself.
+    /// Everything in the kernel, adopting or removing leftovers of an earlier process; also due
+    /// when the node's own addresses changed. After a failure, the next sync of capture is full by
+    /// itself.
     Full,
 }
 
 impl Extent {
-    /// Returns how much a sync of `changes` compares of a family that is in this `state`.
+    /// The extent of a sync of `changes` for a family in this `state`.
     pub fn of<P>(state: &FamilyState<P>, changes: &Changes) -> Extent {
         match (state.must_observe(changes), changes.retry) {
             (true, _) => Extent::Full,
@@ -80,7 +79,7 @@ impl Extent {
     }
 }
 
-/// Whether a process that gave way to this one still runs, with connections of its own.
+/// Whether a process that gave way to this one is still running, with connections of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EarlierProcess {
     /// There is none, or it has ended.
@@ -90,48 +89,48 @@ pub enum EarlierProcess {
     Runs,
 }
 
-/// What a sync of a family is to compare.
+/// Scope of the sync of one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scope {
-    /// How much of the kernel's state the sync compares.
+    /// Part of the kernel's state that the sync compares.
     pub extent: Extent,
     /// The frontends that were added, changed or removed since the last sync.
     pub changed: Vec<Frontend>,
-    /// Whether connections of another process may need what nothing desires here.
+    /// Whether connections of another process may need objects that nothing desires here.
     pub earlier: EarlierProcess,
 }
 
-/// The scope of each family's sync; `None`: it is left as it is.
+/// The scope of each family's sync; `None` for a family that is left as it is.
 pub type Scopes = PerFamily<Option<Scope>>;
 
-/// What became of each family that a sync was asked for and that is captured this
-/// way. An error: the kernel could not be asked or refused as a whole, and what
-/// was in force still is.
+/// Results for each family that a sync was asked for and that is captured by this method. An error
+/// means that the kernel could not be queried or refused the whole sync, and the previous state
+/// still applies.
 pub type Outcomes = PerFamily<Option<Result<Report, Error>>>;
 
-/// What a sync did not do as asked. Everything else is in force.
+/// Parts of a sync that were not applied. Everything else was.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Whether all frontends of the family were compared with the kernel, whatever the sync was
-    /// asked for: those that were not captured before are captured now, except those in `failed`.
+    /// Whether all frontends of the family were compared with the kernel, whatever scope was
+    /// requested: all of them are captured now, except those in `failed`.
     pub is_of_all: bool,
     /// Frontends that are not captured, each with the reason.
     pub failed: Vec<(Frontend, String)>,
-    /// What else failed for now, with the reason.
+    /// Other temporary failures, each with the reason.
     pub unfinished: Vec<String>,
-    /// What this kernel cannot do and an operator should know. Each is logged
-    /// once in the life of a [`Capture`].
+    /// Limits of this kernel that an operator should know. Each is logged once in the life of a
+    /// [`Capture`].
     pub messages: Vec<String>,
 }
 
-/// Returns what is not done while the node's addresses cannot be listed, for this reason.
+/// Message about the consequences of not being able to list the node's addresses.
 pub(super) fn addresses_stay(error: &impl fmt::Display) -> String {
     format!(
         "cannot list the addresses of this node; node ports stay at the last known ones: {error}"
     )
 }
 
-/// What is not as it should be, with the frontend that it is for alone, if any.
+/// Differences from the desired state. The frontend is given if the object belongs to a single one.
 pub type Differing = Vec<(Option<Frontend>, Difference)>;
 
 #[cfg(test)]
@@ -148,7 +147,6 @@ impl Target {
 
 #[cfg(test)]
 impl Capture {
-    /// Returns capture of both families by `method`.
     fn of_both(method: Method) -> Capture {
         let choice = Choice {
             methods: PerFamily::each(|_| method),
@@ -158,8 +156,8 @@ impl Capture {
         Capture::new(choice, &kernel).expect("the kernel's way of capture")
     }
 
-    /// Syncs both families: what `changed`, or everything. Returns what became of
-    /// both together.
+    /// Syncs both families: the `changed` frontends, or everything. Returns the results of both
+    /// together.
     async fn sync_both(
         &mut self,
         desired: &Desired,
@@ -186,18 +184,18 @@ impl Capture {
 /// Why a sync or a clean-up did not take effect.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Routes, rules or addresses.
+    /// An operation on routes, rules or addresses failed.
     #[error(transparent)]
     Netlink(#[from] netlink::Error),
-    /// nat or filter rules.
+    /// An operation on nat or filter rules failed.
     #[error(transparent)]
     Xtables(#[from] xtables::Error),
-    /// The way of capture that was asked for cannot work here.
+    /// The requested method of capture cannot work here.
     #[error("userspace capture {method} cannot work here: {reason}")]
     Unsupported {
-        /// The method that was asked for.
+        /// The requested method.
         method: Method,
-        /// Why, and what to do.
+        /// The reason and the remedy.
         reason: String,
     },
 }

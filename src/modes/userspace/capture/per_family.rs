@@ -1,4 +1,4 @@
-//! Each family is captured in its own way.
+//! Capture of both families, each by its own method.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,34 +11,34 @@ use super::{
 };
 use crate::{kernel::probe::Kernel, log_once::LogOnce, modes::checks::Checks, node::Served};
 
-/// How often it is checked whether another process changed what captures.
+/// Interval between checks whether another process changed our objects.
 const CHECK: Duration = Duration::from_secs(1);
 
 /// Captures packets for service addresses for our listeners.
 pub struct Capture {
     families: PerFamily<FamilyCapture>,
     node_ports: Arc<Served>,
-    /// When it is checked whether another process changed what is ours.
+    /// When it is checked whether another process changed our objects.
     checks: Checks,
 }
 
 /// Capture of one family.
 struct FamilyCapture {
     active: ActiveMethod,
-    /// Whether it was reported that another process changed something, and no sync has
-    /// succeeded since: the next one is tried when it is due.
+    /// Whether it was reported that another process changed something, and no sync has succeeded
+    /// since: the next sync then runs when it is due.
     is_reported: bool,
     logged: LogOnce,
 }
 
-/// How a family is captured.
+/// The method by which a family is captured.
 enum ActiveMethod {
     Redirect(Box<Redirect>),
     Local(Box<Local>),
 }
 
 impl ActiveMethod {
-    /// Returns how many transactions of rules the last sync took.
+    /// Number of transactions of rules in the last sync.
     fn transactions(&self) -> u32 {
         match self {
             ActiveMethod::Redirect(redirect) => redirect.transactions(),
@@ -48,11 +48,11 @@ impl ActiveMethod {
 }
 
 impl Capture {
-    /// Returns capture by the methods of `choice`, which was made for this `kernel`.
-    /// Node ports answer on all of the node's addresses.
+    /// Capture by the methods of `choice`, which was made for this `kernel`. Node ports answer on
+    /// all of the node's addresses.
     ///
     /// # Errors
-    /// When the sockets or programs for it are not available.
+    /// When the required sockets or programs are not available.
     pub fn new(choice: Choice, kernel: &Kernel) -> Result<Self, Error> {
         let family = |family| -> Result<FamilyCapture, Error> {
             Ok(FamilyCapture {
@@ -76,13 +76,12 @@ impl Capture {
         })
     }
 
-    /// Sets on which addresses node ports are to be served; in force with the next
-    /// full sync.
+    /// Sets the addresses on which node ports are served; takes effect with the next full sync.
     pub fn serve_node_ports(&mut self, served: Arc<Served>) {
         self.node_ports = served;
     }
 
-    /// Returns the engine that the rules of each family are in.
+    /// The engine of each family's rules.
     pub fn engines(&self) -> Vec<(Family, Engine)> {
         let families = self.families.iter();
         let engines = families.filter_map(|(family, capture)| match &capture.active {
@@ -92,13 +91,12 @@ impl Capture {
         engines.collect()
     }
 
-    /// Returns how each family is captured.
+    /// The method of each family.
     pub fn methods(&self) -> PerFamily<Method> {
         self.families.as_ref().map(|_, family| family.method())
     }
 
-    /// Returns why `family` cannot be captured on this node, which does not have it; `None`: it
-    /// can be.
+    /// Why this node does not have `family` and cannot capture it; `None` if it can.
     pub fn why_unserved(&self, family: Family) -> Option<String> {
         match self.families.get(family).active {
             ActiveMethod::Redirect(_) => None,
@@ -106,7 +104,7 @@ impl Capture {
         }
     }
 
-    /// Returns whether node ports of `family` are captured at each loopback address, not
+    /// Returns whether node ports of `family` are captured at each loopback address, rather than
     /// only at those that the node has.
     pub fn redirects_loopback(&self, family: Family) -> bool {
         match &self.families.get(family).active {
@@ -115,15 +113,15 @@ impl Capture {
         }
     }
 
-    /// Returns what rules or routes of an earlier process capture of `family`, each with the local
-    /// port that rules redirect to; 0: it is captured by routes.
+    /// Frontends that rules or routes of an earlier process capture in `family`, each with the
+    /// local port to which rules redirect; 0 if it is captured by routes.
     ///
     /// # Errors
-    /// When the kernel could not be asked.
+    /// When the kernel cannot be queried.
     pub async fn previous_ports(&self, family: Family) -> Result<Vec<(Frontend, u16)>, Error> {
         match &self.families.get(family).active {
             ActiveMethod::Redirect(redirect) => redirect.previous_ports().await,
-            // It only says who comes first where descriptors are scarce.
+            // The result only decides who comes first if descriptors are scarce.
             ActiveMethod::Local(_) => {
                 let captured = Local::captured(family).unwrap_or_default();
                 Ok(captured.into_iter().map(|frontend| (frontend, 0)).collect())
@@ -131,8 +129,7 @@ impl Capture {
         }
     }
 
-    /// Waits until another process changes what captures. May be dropped while it
-    /// waits.
+    /// Waits until another process changes our objects. Cancel safe.
     pub async fn externally_modified(&mut self) {
         loop {
             self.checks.due().await;
@@ -146,8 +143,8 @@ impl Capture {
         }
     }
 
-    /// Makes the kernel capture what is desired of the families that `scopes` names.
-    /// Where another process changed rules, everything is compared.
+    /// Makes the kernel capture the desired frontends of the families that `scopes` names. If
+    /// another process changed rules, everything is compared.
     pub async fn sync(&mut self, desired: &Desired, scopes: &Scopes) -> Outcomes {
         let mut scopes = scopes.clone();
         let mut before = PerFamily::default();
@@ -156,7 +153,7 @@ impl Capture {
                 continue;
             };
             *before.get_mut(family) = redirect.before();
-            // A change writes whole chains, so it would hide what others changed of them.
+            // A change writes whole chains, so it would hide what others changed in them.
             let is_unmodified = redirect.is_unmodified();
             if let Some(scope) = scopes.get_mut(family).as_mut().filter(|_| !is_unmodified) {
                 scope.extent = Extent::Full;
@@ -186,8 +183,8 @@ impl Capture {
 }
 
 impl Capture {
-    /// Compares what the kernel holds with what it is to hold for what is desired. Each object
-    /// comes with the frontend that it is for, if it is for a single one. Changes nothing.
+    /// Compares the kernel with the desired state. A difference includes its frontend if the object
+    /// belongs to a single one. Changes nothing.
     pub async fn compare(&mut self, desired: &Desired) -> PerFamily<Result<Differing, Error>> {
         let served = &self.node_ports;
         let mut compared = PerFamily::each(|_| Ok(Differing::new()));
@@ -200,8 +197,7 @@ impl Capture {
         compared
     }
 
-    /// Returns the objects of the kernel that capture `frontend`, in the words of
-    /// [`Capture::compare`].
+    /// The objects in the kernel that capture `frontend`, in the notation of [`Capture::compare`].
     pub fn objects(&mut self, frontend: &Frontend) -> Vec<String> {
         match &mut self.families.get_mut(frontend.family).active {
             ActiveMethod::Redirect(redirect) => redirect.objects(frontend),
@@ -218,11 +214,11 @@ impl FamilyCapture {
         }
     }
 
-    /// Returns false if another process changed what is in force.
+    /// Returns false if another process changed applied objects.
     fn is_unmodified(&mut self) -> bool {
         match &mut self.active {
             ActiveMethod::Redirect(redirect) => redirect.is_unmodified(),
-            // A full sync will say why the kernel cannot be asked.
+            // A full sync will report why the kernel cannot be queried.
             ActiveMethod::Local(local) => local.is_unmodified().unwrap_or(false),
         }
     }

@@ -1,4 +1,4 @@
-//! What one family has in the kernel, and the difference to what is desired. Pure.
+//! State of one family in the kernel, and its difference from the desired state. Pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -13,34 +13,32 @@ use crate::modes::{
     userspace::capture::{Desired, Report},
 };
 
-/// What is in the kernel, and for which frontends.
+/// Objects in the kernel, and the frontends that use them.
 #[derive(Default)]
 pub struct Applied {
-    /// How packets for each frontend are delivered.
+    /// How packets to each frontend are delivered.
     deliveries: BTreeMap<Frontend, Delivery>,
-    /// How many frontends use each object, by its hash: there are several objects for
-    /// each frontend, which together would be the largest thing about it. The chance
-    /// that two among a million have the same hash of 64 bits is one in 37 million; as
-    /// the key is our own, no client can bring it about; and it would keep one object
-    /// too long.
+    /// Number of frontends that use each object, by the object's hash: each frontend has several
+    /// objects, which together would be the largest part of its memory. The chance that two among a
+    /// million have the same 64-bit hash is one in 37 million; as the key is our own, no client can
+    /// provoke it; and the effect would be one object that stays too long.
     users: References<u64>,
     key: RandomState,
 }
 
-/// The steps from what is in the kernel to what is desired, in this order.
+/// Steps from the current to the desired state, in this order.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Steps {
-    /// To be removed first, because it is in the way of what is added.
+    /// Objects to remove first, because they block objects that are added.
     pub blocking: Vec<Object>,
-    /// Objects that must be added.
+    /// Objects to add.
     pub add: Vec<Object>,
-    /// Objects that must be removed.
+    /// Objects to remove.
     pub remove: Vec<Object>,
 }
 
 impl Applied {
-    /// Returns what is to be in the kernel for all that is desired of a family. What
-    /// cannot be is in the `report`.
+    /// The desired state of a family. Frontends that cannot be captured are added to `report`.
     pub fn of(desired: &Desired, environment: &Environment, report: &mut Report) -> Applied {
         let mut applied = Applied::default();
         let ours = desired.keys().filter(|f| f.family == environment.family);
@@ -52,8 +50,8 @@ impl Applied {
         applied
     }
 
-    /// Records that packets for `frontend` are delivered. Returns the objects for it
-    /// that no other frontend uses.
+    /// Records that packets to `frontend` are delivered. Returns the objects for it that no other
+    /// frontend uses.
     fn insert(
         &mut self,
         frontend: Frontend,
@@ -70,18 +68,17 @@ impl Applied {
         self.users.count(&self.key.hash_one(object))
     }
 
-    /// Returns the frontends that packets are delivered for.
     pub fn frontends(&self) -> impl Iterator<Item = &Frontend> {
         self.deliveries.keys()
     }
 
-    /// Returns the objects that deliver packets for `frontend`.
+    /// The objects that deliver packets to `frontend`.
     pub fn objects(&self, frontend: &Frontend, environment: &Environment) -> Vec<Object> {
         let delivery = self.deliveries.get(frontend);
         delivery.map_or_else(Vec::new, |d| plan::objects(frontend, *d, environment))
     }
 
-    /// Updates this to what is desired for `changed`, and returns the steps to it.
+    /// Updates this to the desired state for `changed`, and returns the steps to it.
     pub fn update(
         &mut self,
         desired: &Desired,
@@ -104,19 +101,19 @@ impl Applied {
         steps
     }
 
-    /// Returns the steps from what was `observed` to all of this.
+    /// The steps from the `observed` state to this one.
     pub fn reconcile(&self, observed: Vec<Object>, environment: &Environment) -> Steps {
         let (present, surplus): (Vec<_>, Vec<_>) = observed
             .into_iter()
             .partition(|object| self.users(object) > 0);
         let present: HashSet<_> = present.into_iter().collect();
         let desired = self.frontends().flat_map(|f| self.objects(f, environment));
-        // Addresses are assigned again: the kernel may have made anew the
-        // route that was withdrawn.
+        // Addresses are always assigned again: the kernel may have restored the route that was
+        // withdrawn.
         let missing: HashSet<_> = desired
             .filter(|o| matches!(o, Object::Address(_)) || !present.contains(o))
             .collect();
-        // A route that differs in its source only would block the right one.
+        // A route that differs only in its source would block the right one.
         let place = |object: &Object| match object {
             Object::Route(route) => Some((route.table, route.destination)),
             _ => None,

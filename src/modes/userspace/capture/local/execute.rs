@@ -11,10 +11,10 @@ use super::{
 };
 use crate::modes::userspace::capture::Error;
 
-/// Runs steps; returns what the kernel refused to add.
+/// Runs steps; returns the objects that the kernel refused to add.
 ///
 /// # Errors
-/// When the kernel could not be asked, or something could not be removed.
+/// When the kernel could not be queried, or something could not be removed.
 pub fn run(socket: &mut Socket, loopback: u32, steps: Steps) -> Result<Refused, Error> {
     remove(socket, loopback, steps.blocking)?;
     let refused = insert(socket, loopback, steps.add)?;
@@ -44,12 +44,12 @@ impl Batch {
     }
 }
 
-/// Adds `objects`, what refuses packets before what lets them in; returns those
-/// that the kernel refused, with what is not added for lack of them. Sockets that are
-/// connected already follow it too.
+/// Adds `objects`, those that refuse packets before those that accept them. Returns objects that
+/// the kernel refused, and objects that are held back because of them. The change also applies to
+/// sockets that are already connected.
 ///
 /// # Errors
-/// When the kernel does not answer: what is there then has to be read.
+/// When the kernel does not answer: its state must then be read again.
 pub fn insert(
     socket: &mut Socket,
     loopback: u32,
@@ -60,7 +60,7 @@ pub fn insert(
     for phase in objects.chunk_by(|a, b| a.phase() == b.phase()) {
         let (held_back, phase) = split(phase, &refused);
         refused.extend(held_back);
-        // A phase holds one kind of object, so the outcomes are in its order.
+        // A phase contains one kind of object, so the outcomes are in its order.
         let batch = Batch::new(&phase);
         let mut outcomes = addresses::assign(socket, loopback, &batch.addresses)?;
         outcomes.extend(routes::add(socket, &batch.routes)?);
@@ -81,8 +81,8 @@ pub fn insert(
 /// Objects that were refused or are held back, each with the reason.
 pub type Refused = HashMap<Object, String>;
 
-/// Returns those of `objects` that are held back, because something that must guard them was
-/// `refused`, each with the reason; and the rest.
+/// Splits `objects` into those that are held back because an object that must guard them was
+/// `refused`, each with the reason, and the rest.
 fn split(objects: &[Object], refused: &Refused) -> (Refused, Vec<Object>) {
     let (mut held_back, mut rest) = (HashMap::new(), Vec::new());
     for object in objects {
@@ -95,27 +95,26 @@ fn split(objects: &[Object], refused: &Refused) -> (Refused, Vec<Object>) {
     (held_back, rest)
 }
 
-/// Makes connected IPv6 sockets ask for their route again.
+/// Makes connected IPv6 sockets look up their route again.
 ///
-/// They keep it for as long as the node of the tree where it was found is
-/// unchanged (`rt6_check`), and a route in another table leaves that alone; the
-/// IPv4 code outdates all of them by itself (`rt_cache_flush`). Adding a rule
-/// does it for IPv6 (`fib6_rule_flush_cache` calls `rt_genid_bump_ipv6`, since
-/// Linux 6.9 and the stable releases of that time), but often there is none to
-/// add, because another Service has the same port. On an older kernel such a
-/// socket waits until its route changes for another reason.
+/// They keep it as long as the node of the tree where it was found is unchanged (`rt6_check`), and
+/// a route in another table does not change that; the IPv4 code invalidates all cached routes by
+/// itself (`rt_cache_flush`). Adding a rule does it for IPv6 (`fib6_rule_flush_cache` calls
+/// `rt_genid_bump_ipv6`, since Linux 6.9 and the stable releases of that time), but often there is
+/// no rule to add, because another Service has the same port. On an older kernel such a socket
+/// waits until its route changes for another reason.
 fn outdate_cached_routes(socket: &mut Socket) -> Result<(), Error> {
     let scratch = [plan::scratch(Family::V6)];
-    // A kernel that refuses it has refused the rules that matter.
+    // A kernel that refuses this rule has also refused the rules that matter.
     let _ = rules::add(socket, &scratch)?;
     Ok(rules::delete(socket, &scratch)?)
 }
 
-/// Removes `objects` in the reverse order: what refuses packets stays while something could
-/// not be removed that lets them in.
+/// Removes `objects` in reverse order: objects that refuse packets stay as long as an object that
+/// accepts packets could not be removed.
 ///
 /// # Errors
-/// With the first thing that could not be removed.
+/// The first object that could not be removed.
 pub fn remove(socket: &mut Socket, loopback: u32, mut objects: Vec<Object>) -> Result<(), Error> {
     objects.sort_by_cached_key(|o| (u8::MAX - o.phase(), o.clone()));
     let mut outcome = Ok(());

@@ -1,5 +1,5 @@
-//! Capture without netfilter: routing delivers packets for service addresses
-//! to this node, port by port. [`plan`] has the picture.
+//! Capture without netfilter: routing delivers packets for service addresses to this node, port by
+//! port. [`plan`] shows how.
 //!
 //! Verified with namespaces on Linux 6.18 and, with neither netfilter nor
 //! dummy links, on 6.1 (User-Mode Linux), both families, from a pod's
@@ -8,14 +8,13 @@
 //!   other ports are refused (the node's own programs get EACCES, pods
 //!   EHOSTUNREACH in IPv4 and EACCES in IPv6), and the node's wildcard
 //!   listeners are not reached;
-//! - a captured port on which nothing listens is *refused* (reset, port
-//!   unreachable). In IPv4 that takes [`addresses::assign`]: without it the
-//!   kernel finds its own answer's source address not local and stays silent;
+//! - a captured port without a listener is *refused* (reset, port unreachable). In IPv4 that
+//!   requires [`addresses::assign`]: without it the kernel does not consider the source address of
+//!   its own answer local, and stays silent;
 //! - ARP requests for a service address stay unanswered;
-//! - the kernel limits refusals of other ports in IPv4 to a burst of a few for
-//!   each client (`net.ipv4.route.error_burst`); an IPv6 TCP client on the
-//!   same machine may see one only on its second attempt, a second later,
-//!   because the first arrives while its socket is locked.
+//! - the kernel limits refusals of other ports in IPv4 to a burst of a few for each client
+//!   (`net.ipv4.route.error_burst`); an IPv6 TCP client on the same machine may see a refusal only
+//!   on its second attempt, a second later, because the first arrives while its socket is locked.
 
 mod diff;
 mod execute;
@@ -49,28 +48,27 @@ use crate::{
     modes::{Difference, Found, render::Choices},
 };
 
-/// Captures a family by routes. Owns every route and rule of our mark in its tables.
+/// Captures a family by routes. Owns all routes and rules with our mark in its tables.
 pub struct Local {
     socket: Socket,
     family: Family,
     applied: Applied,
-    /// The environment of the last full sync; `None`: the next sync must be full.
+    /// The environment of the last full sync; `None` if the next sync must be full.
     environment: Option<Environment>,
-    /// A full sync could not compare, as the node's addresses could not be listed.
+    /// Whether a full sync could not compare because the node's addresses could not be listed.
     is_uncompared: bool,
-    /// Whether routing rules of this kernel can match ports.
+    /// Whether routing rules of this kernel can match ports; an error says why not.
     ports: Result<(), String>,
-    /// Whether nothing of ours was in the kernel when it was observed last, and nothing
-    /// was added since.
+    /// Whether the kernel had no objects of ours when last observed, and none was added since.
     empty: bool,
     deletions: RouteDeletions,
 }
 
 impl Local {
-    /// Returns capture of this `family` on `kernel`.
+    /// Capture of this `family` on `kernel`.
     ///
     /// # Errors
-    /// When no netlink socket can be had.
+    /// When no netlink socket can be opened.
     pub fn new(family: Family, kernel: &Kernel) -> Result<Local, Error> {
         Ok(Local {
             socket: Socket::open(Protocol::Route)?,
@@ -87,18 +85,16 @@ impl Local {
         })
     }
 
-    /// Returns why this node does not have `family`, as far as that can be found out; `None`: it
-    /// does.
+    /// Why this node does not have `family`, as far as can be determined; `None` if it does.
     pub fn why_unavailable(family: Family) -> Option<String> {
         observe::why_unavailable(family)
     }
 
-    /// Removes everything that this way of capture ever installs in these
-    /// families, also what an earlier process left. Twice is harmless; nothing
-    /// of others is removed.
+    /// Removes everything that this method of capture ever installs in these families, including
+    /// leftovers of an earlier process. Idempotent; objects of other programs stay.
     ///
     /// # Errors
-    /// With the first thing that could not be removed; the others are removed all the same.
+    /// The first object that could not be removed; the others are removed all the same.
     pub fn cleanup(families: &[Family]) -> Result<(), Error> {
         let mut socket = Socket::open(Protocol::Route)?;
         let mut outcome = Ok(());
@@ -110,17 +106,17 @@ impl Local {
         outcome
     }
 
-    /// Makes open connections of `family` survive under rules of nat, which are about
-    /// to be written for another mode or capture (`retire::prepare`).
+    /// Keeps open connections of `family` working under nat rules that are about to be written for
+    /// another mode or capture method (`retire::prepare`).
     ///
     /// # Errors
-    /// When the kernel lacks what that takes, or refuses.
+    /// When the kernel lacks what is needed for that, or refuses.
     pub fn prepare_successor(family: Family) -> Result<Option<Prepared>, Error> {
         retire::prepare(family)
     }
 
-    /// Leaves in these families what open connections need, and refuses new ones there
-    /// (`retire::retire`).
+    /// Keeps the objects that open connections of these families need, and refuses new connections
+    /// to their addresses (`retire::retire`).
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -128,10 +124,10 @@ impl Local {
         retire::retire(families)
     }
 
-    /// Returns what its routes capture in `family`, whichever process added them.
+    /// Frontends that routes capture in `family`, whichever process added the routes.
     ///
     /// # Errors
-    /// When the kernel cannot be asked.
+    /// When the kernel cannot be queried.
     pub fn captured(family: Family) -> Result<Vec<Frontend>, Error> {
         let installed = observe::installed(&mut Socket::open(Protocol::Route)?, family)?;
         let of = |protocol| {
@@ -143,10 +139,10 @@ impl Local {
         Ok(protocols.into_iter().flat_map(of).collect())
     }
 
-    /// Returns whether anything of it is there in these families.
+    /// Returns whether any of its objects exist in these families.
     ///
     /// # Errors
-    /// When the kernel cannot be asked.
+    /// When the kernel cannot be queried.
     pub fn is_there(families: &[Family]) -> Result<bool, Error> {
         let mut socket = Socket::open(Protocol::Route)?;
         for family in families {
@@ -157,16 +153,16 @@ impl Local {
         Ok(false)
     }
 
-    /// Returns false if another process deleted routes or rules that are in force.
+    /// Returns false if another process deleted applied routes or rules.
     ///
     /// # Errors
-    /// When the kernel cannot be asked.
+    /// When the kernel cannot be queried.
     pub fn is_unmodified(&mut self) -> Result<bool, Error> {
         let deleted = self.deletions.happened().unwrap_or(true);
         let Some(environment) = self.environment.as_ref().filter(|_| deleted) else {
             return Ok(true);
         };
-        // What was deleted may be what a sync deleted.
+        // The deletion may have been one of our own.
         let installed = observe::installed(&mut self.socket, self.family)?;
         let installed: HashSet<Object> = installed.into_iter().collect();
         let mut frontends = self.applied.frontends();
@@ -176,17 +172,15 @@ impl Local {
         }))
     }
 
-    /// Makes the kernel capture what is desired; frontends of other families are
-    /// left out.
+    /// Makes the kernel capture the desired frontends; those of other families are ignored.
     ///
-    /// Blocks, about 10 µs for each object that changes. Listeners may be bound before
-    /// or after. A frontend whose Service is gone must stay desired until its last
-    /// connection has ended: routing decides about every packet, and there is no
-    /// conntrack that would remember. New clients are refused meanwhile, as nothing
-    /// listens.
+    /// Blocks for about 10 µs for each object that changes. Listeners may be bound before or after.
+    /// A frontend whose Service is gone must stay desired until its last connection has ended:
+    /// routing decides for every packet, and there is no conntrack entry that would remember the
+    /// connection. Meanwhile new clients are refused, as nothing listens.
     ///
     /// # Errors
-    /// When the kernel could not be asked or refused as a whole.
+    /// When the kernel could not be queried or refused the whole sync.
     pub fn sync(
         &mut self,
         desired: &Desired,
@@ -194,13 +188,13 @@ impl Local {
         report: &mut Report,
     ) -> Result<(), Error> {
         let full = scope.extent == Extent::Full || self.is_uncompared;
-        // Until all is applied, what is recorded is not what the kernel has.
+        // Until everything is applied, the recorded state differs from the kernel's.
         let environment = self.environment.take();
         let (mut own, mut compares) = (None, full);
         if full && (environment.is_some() || self.empty) {
             match addresses::list(&mut self.socket) {
                 Ok(listed) => own = Some(listed),
-                // What was known before stays.
+                // The previous addresses stay in use.
                 Err(error) => {
                     report.unfinished.push(addresses_stay(&error));
                     compares = false;
@@ -220,7 +214,7 @@ impl Local {
             return self.reconcile(desired, own, scope.earlier, report);
         }
         if compares || !self.empty {
-            // This needs no environment, which may not be known.
+            // This does not need the environment, which may not be known.
             let mut observed = observe::installed(&mut self.socket, self.family)?;
             let installed = observed.len();
             self.leave_to(scope.earlier, &mut observed);
@@ -231,8 +225,8 @@ impl Local {
         Ok(())
     }
 
-    /// Takes out of the `surplus`, which nothing desires, what connections of an `earlier` process
-    /// need: routing decides about every packet of theirs.
+    /// Removes from `surplus`, which nothing desires, the objects that connections of an `earlier`
+    /// process need: routing decides for every packet of theirs.
     fn leave_to(&self, earlier: EarlierProcess, surplus: &mut Vec<Object>) {
         if earlier == EarlierProcess::Ended || surplus.is_empty() {
             return;
@@ -242,7 +236,8 @@ impl Local {
                 let needed = Needed::of(surplus, &open, &HashSet::new());
                 surplus.retain(|object| !needed.includes(object));
             }
-            // Which of it they need is not known. Once that process has ended, all is compared.
+            // It is not known which objects they need. After that process has ended, everything is
+            // compared.
             Err(error) => {
                 tracing::debug!("{}: nothing is removed: {error}", self.family);
                 surplus.clear();
@@ -250,11 +245,11 @@ impl Local {
         }
     }
 
-    /// Returns how routes and rules differ from those for what is desired. Changes
+    /// Differences between the routes and rules in the kernel and the desired ones. Changes
     /// nothing.
     ///
     /// # Errors
-    /// When the kernel could not be asked.
+    /// When the kernel cannot be queried.
     pub fn differences(&mut self, desired: &Desired) -> Result<Differing, Error> {
         let family = self.family;
         let ports = self.ports.is_ok();
@@ -286,8 +281,7 @@ impl Local {
         Ok(differing)
     }
 
-    /// Returns the objects that capture `frontend`, in the words of
-    /// [`Local::differences`].
+    /// The objects that capture `frontend`, in the notation of [`Local::differences`].
     pub fn objects(&mut self, frontend: &Frontend) -> Vec<String> {
         let objects = self.environment.as_ref();
         let objects = objects.map(|environment| self.applied.objects(frontend, environment));
@@ -298,8 +292,8 @@ impl Local {
             .collect()
     }
 
-    /// Compares all that is desired with all that the kernel has. `own` are the node's addresses,
-    /// if they were listed.
+    /// Compares the whole desired state with the kernel. `own` are the node's addresses, if they
+    /// were listed.
     fn reconcile(
         &mut self,
         desired: &Desired,
@@ -326,7 +320,7 @@ impl Local {
                 ability.remedy()
             ));
         }
-        // An earlier process may have begun to give way to another mode or capture.
+        // An earlier process may have started to retire in favour of another mode or method.
         retire::cleanup(family)?;
         self.empty = false;
         self.applied = Applied::of(desired, &environment, report);
@@ -340,8 +334,8 @@ impl Local {
         Ok(())
     }
 
-    /// Reports the frontends among `candidates` for which something was
-    /// refused, and makes the next sync full in that case.
+    /// Reports the frontends among `candidates` for which an object was refused, and makes the next
+    /// sync full in that case.
     fn finish<'a>(
         &mut self,
         refused: &Refused,
@@ -369,7 +363,7 @@ fn remove_all(socket: &mut Socket, objects: Vec<Object>) -> Result<(), Error> {
     execute::remove(socket, links::index("lo")?, objects)
 }
 
-/// Returns what `desired`, all of this `family`, has in the kernel of a node with the addresses of
+/// Objects in the kernel for `desired`, all of this `family`, on a node with the addresses of
 /// `choices`.
 pub(super) fn objects(
     desired: &Desired,
@@ -380,7 +374,7 @@ pub(super) fn objects(
     let environment = Environment {
         family,
         matches_ports: true,
-        // As in every network namespace.
+        // The index of link lo in every network namespace.
         loopback: 1,
         has_loopback_address: true,
         own: choices.addresses.iter().copied().collect(),

@@ -1,4 +1,4 @@
-//! What the kernel has, and what it offers.
+//! State of the kernel, and its abilities.
 
 use std::net::IpAddr;
 
@@ -14,13 +14,13 @@ use socket2::{Domain, Type};
 use super::plan::{Environment, Object};
 use crate::{modes::userspace::capture::Error, node::addresses::SERVICE_LINK};
 
-/// The setting by which a node does without IPv6 although its kernel has it.
+/// The setting that switches off IPv6 on a node whose kernel supports it.
 const OFF: &str = "net.ipv6.conf.lo.disable_ipv6";
 
-/// Returns what the kernel has of ours.
+/// Our objects in the kernel.
 ///
 /// # Errors
-/// When the kernel cannot list it.
+/// When the kernel cannot list them.
 pub fn installed(socket: &mut Socket, family: Family) -> Result<Vec<Object>, Error> {
     let mut objects: Vec<Object> = Vec::new();
     objects.extend(rules::list(socket, family)?.into_iter().map(Object::Rule));
@@ -32,7 +32,7 @@ pub fn installed(socket: &mut Socket, family: Family) -> Result<Vec<Object>, Err
     Ok(objects)
 }
 
-/// Returns why this node does not have `family`; `None`: it does, or that is not known.
+/// Why this node does not have `family`; `None` if it does, or if that is not known.
 pub fn why_unavailable(family: Family) -> Option<String> {
     let domain = match family {
         Family::V4 => Domain::IPV4,
@@ -42,23 +42,23 @@ pub fn why_unavailable(family: Family) -> Option<String> {
     if opened.is_err_and(|error| error.raw_os_error() == Some(Errno::EAFNOSUPPORT as i32)) {
         return Some(format!("this kernel has no {family}"));
     }
-    // The kernel refuses routes by a link without IPv6 (`fib6_nh_init` in net/ipv6/route.c).
+    // The kernel refuses routes over a link without IPv6 (`fib6_nh_init` in net/ipv6/route.c).
     let is_off = family == Family::V6 && sysctl::read(OFF).is_ok_and(|value| value == "1");
     is_off.then(|| format!("{family} is off on link lo, to which they are routed ({OFF}=1)"))
 }
 
-/// Returns what the kernel and the node, which has the addresses `all`, offer; both have the
-/// family, and routing rules match ports if `matches_ports`.
+/// The environment of a node with the addresses `all`. Both the kernel and the node must have the
+/// family; `matches_ports` tells whether routing rules match ports.
 ///
 /// # Errors
-/// When the kernel cannot be asked.
+/// When the kernel cannot be queried.
 pub fn environment(
     all: Vec<Address>,
     family: Family,
     matches_ports: bool,
 ) -> Result<Environment, Error> {
     let loopback = links::index("lo")?;
-    // What ipvs mode has left is removed later; its addresses are still to be captured then.
+    // Leftovers of ipvs mode are removed later; its addresses must be captured from now on.
     let own: Vec<_> = all
         .into_iter()
         .filter(|address| address.interface != SERVICE_LINK)

@@ -1,7 +1,7 @@
-//! Which objects in the kernel deliver packets for a frontend. Pure.
+//! Objects in the kernel that deliver packets for a frontend. Pure.
 //!
-//! Policy routing asks, in this order (N: one number for each protocol and
-//! port, so that all addresses with that port share one rule):
+//! Policy routing evaluates these rules in order (N: one number for each protocol and port, so that
+//! all addresses with that port share one rule):
 //!
 //! ```text
 //!  0: from all lookup local                  the kernel's own: the node's addresses
@@ -12,7 +12,7 @@
 //! 80: from all lookup REFUSED                prohibit ADDRESS for each that refuses the rest
 //! ```
 //!
-//! Once another mode or capture serves, what open connections need stays
+//! After another mode or method has taken over, the objects that open connections need stay
 //! ([`Preserved`](super::preserved::Preserved)), with two more kinds of rules:
 //!
 //! ```text
@@ -20,18 +20,16 @@
 //! 76: iif lo goto 80                               new connections of the node go by its rules
 //! ```
 //!
-//! - Plain local routes would deliver every port of a service address to whatever
-//!   listens on the node's wildcard address, sshd for instance, and have the node
-//!   answer ARP for it. With a rule for each port they do neither: ARP asks without a
-//!   port.
-//! - Fragments have no ports, not even the first (`__skb_flow_dissect` stops at it),
-//!   and without netfilter nothing joins them before they are routed. Hence 78 and 79,
-//!   or UDP datagrams larger than the path would be lost. Only a fragmented datagram
-//!   can reach another UDP port of the node in this way.
-//! - ICMP is let in because path MTU discovery needs it; echo requests are
-//!   answered.
-//! - `prohibit`, not `unreachable`: what the latter sends is a soft error that
-//!   a UDP client never gets, what the former sends is a hard one.
+//! - Plain local routes would deliver every port of a service address to whatever listens on the
+//!   node's wildcard address, sshd for instance, and make the node answer ARP for it. With a rule
+//!   for each port they do neither: ARP looks up routes without a port.
+//! - Fragments have no ports, not even the first (`__skb_flow_dissect` stops at it), and without
+//!   netfilter they are routed before they are reassembled. Without 78 and 79, UDP datagrams larger
+//!   than the path MTU would be lost. Only a fragmented datagram can reach another UDP port of the
+//!   node in this way.
+//! - ICMP is accepted because path MTU discovery needs it; echo requests are answered.
+//! - `prohibit`, not `unreachable`: the latter causes a soft error that a UDP client never sees,
+//!   the former a hard one.
 
 use std::{collections::HashSet, fmt, net::IpAddr};
 
@@ -60,8 +58,8 @@ pub(super) const TABLE_ICMP: u32 = TABLES + 0x3_0000;
 pub(super) const TABLE_REFUSED: u32 = TABLE_ICMP + 1;
 const TABLES_END: u32 = TABLE_REFUSED;
 
-/// Something in the kernel. In the order in which they are added: what refuses comes
-/// first; removal is in the reverse order.
+/// An object in the kernel, ordered as the objects are added: those that refuse packets first. They
+/// are removed in reverse order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Object {
     /// The node may answer from this address.
@@ -83,7 +81,7 @@ impl fmt::Display for Object {
 }
 
 impl Object {
-    /// Returns when it is added: all objects of a lower phase are in the kernel by then.
+    /// Phase in which it is added: all objects of lower phases are in the kernel by then.
     pub fn phase(&self) -> u8 {
         match self {
             Object::Address(_) => 0,
@@ -99,7 +97,7 @@ impl Object {
         }
     }
 
-    /// Returns whether it keeps packets from what is added after it.
+    /// Returns whether it keeps packets from objects that are added later.
     pub fn refuses(&self) -> bool {
         match self {
             Object::Address(_) => false,
@@ -108,9 +106,9 @@ impl Object {
         }
     }
 
-    /// Returns whether it must not be there without `guard`. UDP packets with ports, to
-    /// all addresses, follow a rule for packets without ports if no rule has them skip it,
-    /// or if there is no rule at which they would go on.
+    /// Returns whether it must not exist without `guard`. UDP packets with ports, to all addresses,
+    /// follow a rule for packets without ports if no rule makes them skip it, or if the rule at
+    /// which they would continue is missing.
     pub fn is_guarded_by(&self, guard: &Object) -> bool {
         let (Object::Rule(rule), Object::Rule(_)) = (self, guard) else {
             return false;
@@ -119,7 +117,7 @@ impl Object {
         rule.priority == PRIORITY_PORTLESS && rule.ip_protocol == udp && guard.refuses()
     }
 
-    /// Returns whether an object with our mark is one that this mode makes.
+    /// Returns whether this mode creates such an object; for objects with our mark.
     pub fn is_ours(&self) -> bool {
         match self {
             Object::Address(_) => true,
@@ -136,43 +134,42 @@ impl Object {
     }
 }
 
-/// Returns a rule that finds nothing: its table belongs to port 0. Whatever becomes of
-/// it, [`Object::is_ours`] knows it.
+/// A rule without effect: its table belongs to port 0. [`Object::is_ours`] recognises it if it is
+/// left behind.
 pub fn scratch(family: Family) -> Rule {
     Rule::of_all(family, PRIORITY_PORTLESS, Action::Lookup(TABLES))
 }
 
-/// How packets for one frontend are delivered here.
+/// How packets for one frontend are delivered to this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
-    /// They are delivered here anyway: it is a node port, or an address of the node's own.
+    /// They are delivered anyway: the frontend is a node port, or has an address of the node's own.
     Already,
-    /// By rules for its port.
+    /// By rules for the port.
     PerPort(OtherPorts),
-    /// By a plain local route: all ports of its address are delivered here.
+    /// By a plain local route: all ports of the address are delivered.
     WholeAddress,
 }
 
-/// What this kernel and node offer a family.
+/// Abilities of this kernel and node for a family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Environment {
-    /// The family that is captured.
     pub family: Family,
     /// Whether routing rules of this kernel can match ports.
     pub matches_ports: bool,
     /// Index of the loopback interface.
     pub loopback: u32,
-    /// Whether the loopback address is there to be the source of what programs here
-    /// send to service addresses; otherwise the service address itself is.
+    /// Whether the loopback address exists, which is then the source of packets that programs on
+    /// this node send to service addresses; otherwise the service address itself is.
     pub has_loopback_address: bool,
     /// The node's own addresses, of any family.
     pub own: HashSet<IpAddr>,
 }
 
-/// Returns how packets for `frontend` are to be delivered.
+/// How packets for `frontend` are delivered.
 ///
 /// # Errors
-/// Why it cannot be.
+/// When they cannot be, with the reason.
 pub fn delivery(
     frontend: &Frontend,
     target: &Target,
@@ -199,8 +196,7 @@ pub fn delivery(
     })
 }
 
-/// Returns the objects that deliver packets for `frontend`. Frontends share most of
-/// them.
+/// The objects that deliver packets for `frontend`. Frontends share most of them.
 pub fn objects(frontend: &Frontend, delivery: Delivery, environment: &Environment) -> Vec<Object> {
     let Some(address) = frontend.address else {
         return Vec::new();
@@ -240,10 +236,9 @@ pub fn objects(frontend: &Frontend, delivery: Delivery, environment: &Environmen
 
 /// A protocol in rules and tables.
 pub(super) struct IpProtocol {
-    /// Its number (`IPPROTO_…`).
+    /// Protocol number (`IPPROTO_…`).
     number: u8,
-    /// The table of its packets without ports; that of a port follows at the
-    /// port's number.
+    /// The table for its packets without ports. The table of a port is this number plus the port.
     pub(super) any_port: u32,
 }
 
@@ -261,7 +256,7 @@ impl IpProtocol {
     }
 }
 
-/// Returns the rules that look packets for `frontend` up in the tables with its routes.
+/// The rules that direct packets for `frontend` to the tables with its routes.
 fn rules(frontend: &Frontend, family: Family, ip_protocol: &IpProtocol) -> Vec<Object> {
     let rule = |priority, ip_protocol, ports, action| {
         Object::Rule(Rule {

@@ -1,12 +1,12 @@
-//! What stays for connections that are open when another mode or another capture takes
-//! over. Pure.
+//! Objects that stay for open connections when another mode or another capture method takes over.
+//! Pure.
 //!
-//! They end at sockets of the process that no longer serves, at service addresses: without a route
-//! no packet reaches these. A route for everyone would bring new connections to the same address
-//! and port here as well, where the node's other programs may listen; so it stays for as long as it
-//! is needed, and [`retire`](super::retire) refuses packets that belong to no connection. Nor may
-//! the node's own new connections follow it: from the loopback address, which it gives them,
-//! nothing that nat sends on reaches an endpoint.
+//! These connections end at sockets of the process that no longer serves, at service addresses:
+//! without a route no packet reaches them. A route for everyone would also bring new connections to
+//! the same address and port to this node, where other programs may listen; so it only stays as
+//! long as it is needed, and [`retire`](super::retire) refuses packets that belong to no
+//! connection. Nor may new connections from the node itself follow it: it gives them the loopback
+//! address as source, and nothing that nat forwards from there reaches an endpoint.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -25,21 +25,20 @@ use super::plan::{
     TABLE_ICMP, TABLE_REFUSED,
 };
 
-/// What open connections need of what is installed, and what they need besides.
+/// Installed objects that open connections need, and additional ones.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Preserved {
-    /// The service addresses to which they were opened.
+    /// The service addresses of the connections.
     pub addresses: BTreeSet<IpAddr>,
     /// Number of open connections.
     pub connections: usize,
-    /// Routes and rules that must be added.
+    /// Routes and rules to add.
     pub add: Vec<Object>,
-    /// Routes and rules that must be removed.
+    /// Routes and rules to remove.
     pub remove: Vec<Object>,
 }
 
-/// Returns the address and port that a route delivers packets of `protocol` for; `None` for
-/// other objects.
+/// The address and port for which a route delivers packets of `protocol`; `None` for other objects.
 pub fn captured(protocol: Protocol, object: &Object) -> Option<SocketAddr> {
     let Object::Route(route) = object else {
         return None;
@@ -50,7 +49,7 @@ pub fn captured(protocol: Protocol, object: &Object) -> Option<SocketAddr> {
     delivers.then(|| SocketAddr::new(route.destination.addr(), port))
 }
 
-/// Returns the address all ports of which a route delivers packets for; `None` for other objects.
+/// The address for which a route delivers packets to all ports; `None` for other objects.
 fn captured_whole(object: &Object) -> Option<IpAddr> {
     let Object::Route(route) = object else {
         return None;
@@ -59,20 +58,20 @@ fn captured_whole(object: &Object) -> Option<IpAddr> {
     delivers.then(|| route.destination.addr())
 }
 
-/// What open connections need of what is installed.
+/// What open connections need of the installed objects.
 pub struct Needed {
-    /// The service addresses and ports to which they were opened.
+    /// The service addresses and ports of the connections.
     frontends: BTreeSet<SocketAddr>,
     addresses: BTreeSet<IpAddr>,
     tables: HashSet<u32>,
     connections: usize,
-    /// Addresses and ports of the node's own clients.
+    /// Addresses of clients on this node, with the port that they call.
     clients: BTreeSet<(IpAddr, u16)>,
 }
 
 impl Needed {
-    /// Returns what the connections of `open` that arrive by `installed` need of it. The `own`
-    /// addresses are the node's.
+    /// The needs of those `open` connections that arrive through `installed` objects. `own` are the
+    /// node's addresses.
     pub fn of(installed: &[Object], open: &[Connection], own: &HashSet<IpAddr>) -> Needed {
         let tcp = |object: &Object| captured(Protocol::Tcp, object);
         let captured: HashSet<_> = installed.iter().filter_map(tcp).collect();
@@ -100,7 +99,6 @@ impl Needed {
         }
     }
 
-    /// Returns whether any of the connections needs `object`.
     pub fn includes(&self, object: &Object) -> bool {
         match object {
             Object::Address(ip) => self.addresses.contains(ip),
@@ -115,7 +113,7 @@ impl Needed {
             }
             Object::Rule(rule) => match rule.action {
                 Action::Lookup(TABLE_ICMP) => true,
-                // What the rule for packets of the node looks up.
+                // The rule for packets from the node looks this table up.
                 Action::Lookup(TABLE_REFUSED) => rule.priority == PRIORITY_REFUSE,
                 Action::Lookup(table) => {
                     rule.priority == PRIORITY_PORT && self.tables.contains(&table)
@@ -126,8 +124,8 @@ impl Needed {
     }
 }
 
-/// Returns what of `installed` in `family` the connections of `open` need, when nothing new
-/// is captured any more. The `own` addresses are the node's.
+/// Plans which of the `installed` objects in `family` stay for the `open` connections when nothing
+/// new is captured any more. `own` are the node's addresses.
 pub fn preserved(
     family: Family,
     installed: Vec<Object>,
@@ -281,7 +279,7 @@ mod tests {
         assert!(stay.iter().all(Object::is_ours), "{stay:?}");
         let again = preserved(Family::V4, stay.clone(), &open, &HashSet::new());
         assert_eq!((again.add, again.remove), (vec![], vec![]));
-        // The node's own client is gone, and with it its rule.
+        // The client on the node is gone, and so is its rule.
         let later = preserved(Family::V4, stay, &open[..1], &HashSet::new());
         assert_eq!(texts(&later.remove).len(), 1, "{later:?}");
     }

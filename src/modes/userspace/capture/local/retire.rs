@@ -1,10 +1,10 @@
-//! Connections that are open when another mode or another capture takes over from this one,
-//! by which no connection was tracked.
+//! Connections that are open when another mode or another capture method takes over from this one,
+//! which tracks no connections.
 //!
-//! Before its rules are in force, [`prepare`] has connections tracked, and gives connection
-//! tracking entries for those that are open: rules of nat apply to the first packet of a
-//! connection only. Afterwards [`retire`] leaves what they need, and refuses what is new
-//! there, until none is left. What both do is in one table of nf_tables for each family.
+//! Before the new rules take effect, [`prepare`] starts connection tracking and creates entries for
+//! the open connections: nat rules apply to the first packet of a connection only. Afterwards
+//! [`retire`] keeps the objects that they need, and refuses new connections to their addresses,
+//! until none is left. Both use one nf_tables table for each family.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -36,7 +36,7 @@ use crate::modes::userspace::capture::Error;
 
 const TABLE: &str = "tripod-draining";
 
-/// The most connections that are kept: as many as a kernel tracks by default on a node
+/// Maximum number of connections that are kept: as many as a kernel tracks by default on a node
 /// with 4 GiB of memory (`nf_conntrack_max`).
 const MOST: usize = 65_536;
 
@@ -47,20 +47,20 @@ const NEW: u32 = 1 << 3;
 /// `NF_IP_PRI_RAW`: before connection tracking.
 const RAW: i32 = -300;
 
-/// What was done for open connections.
+/// Results of [`prepare`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Prepared {
-    /// Connections that have an entry now and had none.
+    /// Connections that got an entry and had none.
     pub added: usize,
-    /// Connections that were too many to get one.
+    /// Connections without an entry because there were too many.
     pub left_out: usize,
 }
 
-/// Makes the kernel track connections in `family`, if it is captured by routes, and gives those
-/// that are open entries without translation. Returns `None` where nothing is captured by routes.
+/// Makes the kernel track connections in `family`, if it is captured by routes, and creates entries
+/// without translation for the open ones. Returns `None` if nothing is captured by routes.
 ///
-/// These are all open connections, those to captured addresses first: also those to node ports, for
-/// which there are no routes, and those to endpoints, whose ports could otherwise be given to a
+/// All open connections get an entry, those to captured addresses first: also those to node ports,
+/// for which there are no routes, and those to endpoints, whose ports could otherwise be given to a
 /// masqueraded connection.
 ///
 /// # Errors
@@ -73,7 +73,7 @@ pub fn prepare(family: Family) -> Result<Option<Prepared>, Error> {
     if captured.is_empty() && datagrams.is_empty() {
         return Ok(None);
     }
-    // First, so that what begins from now on has an entry, too.
+    // First, so that connections that begin from now on also have an entry.
     Rules::open()?
         .run(&tracking(family, &datagrams), None)
         .map_err(|failure| failure.first())?;
@@ -83,11 +83,11 @@ pub fn prepare(family: Family) -> Result<Option<Prepared>, Error> {
     open.truncate(MOST);
     let mut listening = HashSet::new();
     let mut socket = Socket::open(netlink::Protocol::SocketDiagnosis)?;
-    // A socket of IPv6 may listen for both.
+    // An IPv6 socket may listen for both families.
     for family in Family::ALL {
         listening.extend(connections::listening(&mut socket, family)?);
     }
-    // As the client sees it, which is the other end if this one is that of a server.
+    // The client's view, which is the other end if this one belongs to a server.
     let tuple = |open: &Connection| {
         let (source, destination) = if listening.contains(&open.local.port()) {
             (open.remote, open.local)
@@ -105,13 +105,13 @@ pub fn prepare(family: Family) -> Result<Option<Prepared>, Error> {
     Ok(Some(Prepared { added, left_out }))
 }
 
-/// Leaves in these `families` what open connections to captured addresses need, and refuses new
-/// ones there; removes the rest of what captures by routes. The rules of the mode or capture that
-/// serves now decide about UDP clients. Returns how many are open; one more, the first time, for
-/// the answers to datagrams that are under way.
+/// Keeps, in these `families`, the objects that open connections to captured addresses need,
+/// refuses new connections to these addresses, and removes the other capturing objects. The rules
+/// of the mode or method that serves now decide about UDP clients. Returns the number of open
+/// connections; one more, the first time, for answers to datagrams that are in flight.
 ///
 /// # Errors
-/// When the kernel refuses in one of them; it is done in the others all the same.
+/// When the kernel refuses in one family; the others are retired all the same.
 pub fn retire(families: &[Family]) -> Result<usize, Error> {
     let outcomes: Vec<_> = families.iter().map(|family| retire_one(*family)).collect();
     outcomes.into_iter().sum()
@@ -133,8 +133,8 @@ fn retire_one(family: Family) -> Result<usize, Error> {
     Ok(open)
 }
 
-/// Deletes the entries of UDP flows to these addresses and ports which nothing translates:
-/// they would send their clients to the process that no longer serves.
+/// Deletes untranslated entries of UDP flows to these addresses and ports: they would send their
+/// clients to the process that no longer serves.
 fn delete_flows_to(family: Family, datagrams: &HashSet<SocketAddr>) -> Result<(), Error> {
     if datagrams.is_empty() {
         return Ok(());
@@ -145,7 +145,7 @@ fn delete_flows_to(family: Family, datagrams: &HashSet<SocketAddr>) -> Result<()
             source,
             destination,
         } = flow.original;
-        // The source counts if the answer was seen before the question.
+        // The source counts if the answer was seen before the request.
         let called = datagrams.contains(&destination) || datagrams.contains(&source);
         called && !flow.is_translated()
     })?;
@@ -159,10 +159,10 @@ fn keep(
     datagrams: &HashSet<SocketAddr>,
 ) -> Result<(), Error> {
     if preserved.add.is_empty() && preserved.remove.is_empty() {
-        // Each change of nf_tables makes others read their rules anew.
+        // Each change of nf_tables makes others read their rules again.
         return Ok(());
     }
-    // First, because what stays may bring new connections to other programs of the node.
+    // First, because the preserved objects may bring new connections to other programs of the node.
     let refusing = refusing(family, &preserved.addresses, datagrams);
     Rules::open()?
         .run(&refusing, None)
@@ -174,10 +174,10 @@ fn keep(
     execute::remove(socket, loopback, preserved.remove)
 }
 
-/// Removes the table of `family`, if it is there.
+/// Removes the table of `family`, if it exists.
 ///
 /// # Errors
-/// When the kernel refuses, or whether it has the table is not known.
+/// When the kernel refuses, or it is not known whether the table exists.
 pub fn cleanup(family: Family) -> Result<(), Error> {
     if let Some((mut rules, found)) = Rules::with_table(TABLE, &[family])?
         && !found.is_empty()
@@ -187,7 +187,6 @@ pub fn cleanup(family: Family) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns the open connections of `family`.
 ///
 /// # Errors
 /// When the kernel cannot list them.
@@ -196,7 +195,7 @@ pub(super) fn open(family: Family) -> Result<Vec<Connection>, Error> {
     Ok(connections::tcp(&mut socket, family)?)
 }
 
-/// Returns the addresses and ports that packets of `protocol` are captured for.
+/// The addresses and ports for which packets of `protocol` are captured.
 fn frontends(protocol: Protocol, installed: &[Object]) -> HashSet<SocketAddr> {
     let found = installed.iter();
     found
@@ -204,9 +203,9 @@ fn frontends(protocol: Protocol, installed: &[Object]) -> HashSet<SocketAddr> {
         .collect()
 }
 
-/// Returns what replaces the table of `family`. In it, the answers to `datagrams` from the process
-/// that no longer serves are not tracked: an entry with such an answer as its first packet would
-/// keep the client there for as long as it sends.
+/// The transaction that replaces the table of `family`. In it, answers to `datagrams` from the
+/// process that no longer serves are not tracked: an entry with such an answer as its first packet
+/// would keep the client with that process for as long as it sends.
 fn table(family: Family, datagrams: &HashSet<SocketAddr>) -> Transaction {
     let comment = Comment::new("open connections of userspace mode, local capture");
     let table = Table {
@@ -244,9 +243,8 @@ fn state(bits: u32) -> Statement {
     Statement::Match(Field::Ct(Ct::State, None), Test::Any(bits))
 }
 
-/// Returns what makes the kernel track connections and does nothing else: a rule that
-/// asks for their state is enough, even if no packet passes it (`nft_ct_get_init` calls
-/// `nf_ct_netns_get`).
+/// The transaction that only makes the kernel track connections: a rule that matches their state is
+/// enough, even if no packet passes it (`nft_ct_get_init` calls `nf_ct_netns_get`).
 fn tracking(family: Family, datagrams: &HashSet<SocketAddr>) -> Transaction {
     let mut transaction = table(family, datagrams);
     let rule = Rule::new([state(NEW), Statement::Verdict(Verdict::Return)]);
@@ -256,8 +254,8 @@ fn tracking(family: Family, datagrams: &HashSet<SocketAddr>) -> Transaction {
     transaction
 }
 
-/// Returns what refuses packets to `addresses` that belong to no connection. Those that nat
-/// translates have another destination by then.
+/// The transaction that refuses packets to `addresses` that belong to no connection. Packets that
+/// nat translates have another destination by then.
 fn refusing(
     family: Family,
     addresses: &BTreeSet<IpAddr>,

@@ -37,7 +37,7 @@ fn present(family: Family) -> BTreeSet<Object> {
         .collect()
 }
 
-/// Returns what ought to be in the kernel for `desired`.
+/// The objects that should be in the kernel for `desired`.
 fn expected(desired: &Desired, family: Family) -> BTreeSet<Object> {
     let environment = Environment {
         family,
@@ -140,7 +140,7 @@ fn a_full_sync_repairs_what_others_broke() {
             sync(&mut local, &desired, None).unwrap();
             assert_eq!(present(Family::V4), right, "after {object:?} went");
         }
-        // A route in the place of ours that differs in its source only.
+        // A route in place of ours that differs only in its source.
         for object in &right {
             if let Object::Route(route) = object {
                 let other = routes::Route {
@@ -194,12 +194,12 @@ fn what_cannot_be_captured_is_named_and_the_rest_works() {
     });
 }
 
-/// A socket that is connected keeps its route, and where another Service has
-/// the same port, nothing but routes is added.
+/// A connected socket keeps its route, and if another Service has the same port, only routes are
+/// added.
 #[test]
 fn a_connected_socket_takes_a_route_that_came_later() {
     in_namespace(|| {
-        // The other end takes what is sent too early.
+        // The other end receives what is sent too early.
         ip("link add out type veth peer name away");
         ip("link set away up");
         ip("link set out up");
