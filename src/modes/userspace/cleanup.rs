@@ -1,4 +1,4 @@
-//! Removes what this mode ever installs.
+//! Removes everything that this mode ever installs.
 
 use net::{Family, PerFamily};
 
@@ -14,10 +14,10 @@ use crate::{
     },
 };
 
-/// What userspace mode installs.
+/// Everything that userspace mode installs.
 pub struct Installed;
 
-/// Returns the families in which capture by routes is stale.
+/// The families in which capture by routes is stale.
 fn routed(running: &Running) -> Vec<Family> {
     if running.is(ModeName::Userspace) {
         running.with_rules()
@@ -33,7 +33,7 @@ impl Cleanup for Installed {
     }
 
     async fn retire(&self, running: &Running) -> Result<usize, SyncError> {
-        // What fails for one kind of capture is no reason to leave the other.
+        // A failure of one capture method does not prevent retiring the other.
         let open = Local::retire(&running.without_local_capture());
         let redirected = Redirect::retire(&running.without_rules()).await?;
         Ok(open? + translated(&redirected)?)
@@ -54,12 +54,12 @@ impl Cleanup for Installed {
     }
 }
 
-/// Makes open connections that are captured by routes survive the rules of nat of `running`, which
-/// would otherwise send them elsewhere: to be called before there are such rules. Returns what was
-/// done in each family; `None`: there is no such capture.
+/// Keeps open connections that are captured by routes working under the nat rules of `running`,
+/// which would otherwise send them elsewhere. Must be called before these rules exist. Returns the
+/// result for each family; `None` if it has no such capture.
 ///
 /// # Errors
-/// When the kernel lacks what that takes, or refuses.
+/// When the kernel lacks what is needed for that, or refuses.
 pub fn prepare_successor(running: &Running) -> PerFamily<Result<Option<Prepared>, Error>> {
     let families = running.without_local_capture();
     PerFamily::each(|family| {

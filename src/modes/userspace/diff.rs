@@ -1,9 +1,9 @@
-//! Steps in a safe order from what exists of a ServicePort to what is planned. Pure.
+//! Steps in a safe order from the existing parts of a ServicePort to the planned ones. Pure.
 //!
-//! Sockets are opened before what depends on them is captured, and closed only when
-//! nothing is sent to them any more: under redirect capture once the kernel stopped
-//! sending packets there, under local capture once all of a sync's sockets are open,
-//! while the route stays until the last connection has ended.
+//! Sockets are opened before frontends that depend on them are captured, and closed only when
+//! nothing is sent to them any more: with redirect capture after the kernel has stopped sending
+//! packets there, with local capture after all sockets of the sync are open, while the route stays
+//! until the last connection has ended.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
@@ -18,30 +18,30 @@ use super::{
 };
 use crate::kernel::socket::listening::Bind;
 
-/// What exists of one service group.
+/// The existing parts of one service group.
 #[derive(Clone, Debug, Default)]
 pub struct AppliedGroup {
     /// The frontends that it owns: another ServicePort may have taken some.
     pub frontends: Vec<Frontend>,
-    /// Others that it owned when its traffic was last routed: they are captured for it
+    /// Other frontends that it owned when its traffic was last routed: they are captured for it
     /// until capture sends them elsewhere.
     pub lost: Vec<Frontend>,
     /// Local addresses of its listeners.
     pub listens_on: Vec<SocketAddr>,
-    /// Addresses that are bound and silent.
+    /// Addresses that are bound but do not listen.
     pub reserved: Vec<SocketAddr>,
-    /// Its local port with redirect capture; `None`: it has none.
+    /// Its local port with redirect capture; `None` if it has none.
     pub local_port: Option<SocketAddr>,
     /// Whether clients have UDP flows through its listeners.
     pub has_flows: bool,
 }
 
-/// Where a service group listens.
+/// Address on which a service group listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
     /// On its local port, to which nat rules redirect.
     LocalPort,
-    /// On an address that clients call.
+    /// An address that clients call.
     Address(Bind),
 }
 
@@ -50,64 +50,64 @@ pub enum Place {
 pub enum Release {
     /// With the next capture: connection tracking remembers open connections.
     Now,
-    /// When no connection uses it any more: routing decides about each packet.
+    /// When no connection uses it any more: routing decides for each packet.
     Unused,
 }
 
-/// One thing to do for a ServicePort.
+/// An action for a ServicePort.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The group exists, owns its frontends, and sends new traffic as planned.
+    /// Creates the group if needed, gives it its frontends, and routes new traffic as planned.
     Route(Box<GroupPlan>),
-    /// The group owns these frontends, and goes on to send its traffic as before.
+    /// Gives the group these frontends, but routes its traffic as before.
     Own(GroupKind, Vec<Frontend>),
-    /// The group gets a local port that its clients do not call: a rule would
-    /// have nothing to translate then. One that it has is given back.
+    /// Gives the group a local port that its clients do not call: otherwise a rule would have
+    /// nothing to translate. Returns its previous local port, if any.
     TakeLocalPort(GroupKind),
-    /// The group listens there.
+    /// Opens the group's listeners there.
     Listen(GroupKind, Place),
-    /// The group is bound there, so that the kernel refuses callers.
+    /// Binds the group there without listening, so that the kernel refuses callers.
     Reserve(GroupKind, Bind),
-    /// The group is not bound there any more.
+    /// Ends such a reservation.
     Unreserve(GroupKind, SocketAddr),
-    /// A frontend is captured for the group, if the place is bound: otherwise it
-    /// would reach what listens on that port of the node.
+    /// Captures a frontend for the group, if the place is bound: otherwise its packets would reach
+    /// other listeners on that port of the node.
     Capture {
         kind: GroupKind,
         frontend: Frontend,
         place: Place,
         other_ports: OtherPorts,
     },
-    /// A frontend has no group any more.
+    /// Removes a frontend from capture, because it no longer has a group.
     Release(Frontend, Release),
 }
 
-/// What is closed later, when it is due.
+/// An action that waits until it is safe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Closing {
-    /// The group sends new traffic as planned, which is not meant for those frontends that were
-    /// captured for it until now.
+    /// Routes new traffic of the group as planned. The plan does not apply to frontends that were
+    /// captured for the group until now.
     Route(Box<GroupPlan>),
-    /// The listeners of an address of the group; open connections live on.
+    /// Closes the group's listeners on an address; open connections continue.
     Listeners(GroupKind, SocketAddr),
-    /// The group itself.
+    /// Closes the group itself.
     Group(GroupKind),
 }
 
-/// The steps that bring a ServicePort from what exists to what is planned.
+/// The steps from the existing to the planned parts of a ServicePort.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Steps {
-    /// To be done at once, in this order.
+    /// Steps to perform at once, in this order.
     pub open: Vec<Step>,
-    /// To be done, in this order, under local capture when the sync has opened
-    /// all that it opens, under redirect capture when capture is in force.
+    /// Steps to perform later, in this order: with local capture after the sync has opened all its
+    /// sockets, with redirect capture after the rules have been applied.
     pub close: Vec<Closing>,
 }
 
-/// What exists of one ServicePort.
+/// The existing parts of one ServicePort.
 pub type Applied = BTreeMap<GroupKind, AppliedGroup>;
 
-/// Returns the difference between what is `applied` of a ServicePort and its `plans`.
+/// The difference between the `applied` parts of a ServicePort and its `plans`.
 pub fn diff(plans: Vec<GroupPlan>, applied: &Applied, node: &NodeContext) -> Steps {
     let mut difference = Steps::default();
     let mut released = Vec::new();
@@ -156,7 +156,7 @@ pub fn diff(plans: Vec<GroupPlan>, applied: &Applied, node: &NodeContext) -> Ste
 }
 
 /// Returns whether a group only loses frontends, and some of them to other groups of its
-/// ServicePort: what is planned for those that stay is not meant for these, which are
+/// ServicePort. The plan for the remaining frontends does not apply to the lost ones, which are
 /// captured for this group until capture sends them to the other.
 fn loses_frontends(plan: &GroupPlan, group: &AppliedGroup, plans: &[GroupPlan]) -> bool {
     if group.lost.is_empty() && group.frontends == plan.frontends {
@@ -172,7 +172,7 @@ fn loses_frontends(plan: &GroupPlan, group: &AppliedGroup, plans: &[GroupPlan]) 
     gone.any(of_another) && plan.frontends.iter().all(|one| led().any(|led| led == one))
 }
 
-/// Returns what closes the listeners of a group, except for the addresses that `stay`.
+/// The steps that close the listeners of a group, except on the addresses that `stay`.
 fn close(kind: GroupKind, group: &AppliedGroup, stay: &[SocketAddr]) -> Vec<Closing> {
     let open = group.listens_on.iter();
     let surplus = open.filter(|address| !stay.contains(address));
@@ -181,14 +181,15 @@ fn close(kind: GroupKind, group: &AppliedGroup, stay: &[SocketAddr]) -> Vec<Clos
         .collect()
 }
 
-/// Returns whether the group has to listen: for new clients, or for those of flows that go on to
-/// endpoints that take no new ones. When these have ended, the next full sync closes the listeners.
+/// Returns whether the group has to listen: for new clients, or for clients of flows that continue
+/// to endpoints that take no new ones. When these flows have ended, the next full sync closes the
+/// listeners.
 fn listens(plan: &GroupPlan, group: &AppliedGroup) -> bool {
     !plan.has_no_endpoints() || group.has_flows && !plan.keep_flows.is_empty()
 }
 
-/// Adds the steps of a group that listens on a local port. Returns those of its
-/// listeners' addresses that stay.
+/// Adds the steps of a group that listens on a local port. Returns the listening addresses that
+/// stay.
 fn redirected(
     plan: &GroupPlan,
     group: &AppliedGroup,
@@ -211,8 +212,8 @@ fn redirected(
     local_port.filter(|_| listens).into_iter().collect()
 }
 
-/// Adds the steps of a group that listens on the service addresses themselves.
-/// Returns the addresses where it does.
+/// Adds the steps of a group that listens on the service addresses themselves. Returns the
+/// addresses on which it should listen.
 fn routed(
     plan: &GroupPlan,
     group: &AppliedGroup,
@@ -255,7 +256,7 @@ fn capture(plan: &GroupPlan, frontend: Frontend, place: Place) -> Step {
     }
 }
 
-/// Returns what happens to packets to other ports of the address of `frontend`.
+/// Treatment of packets to other ports of the address of `frontend`.
 pub fn other_ports(plan: &GroupPlan, frontend: &Frontend) -> OtherPorts {
     if frontend.address.is_some() && frontend.address == plan.cluster_ip {
         OtherPorts::Refuse
@@ -288,7 +289,7 @@ mod tests {
         Frontend::node_port(Protocol::Tcp, Family::V4, 30_080)
     }
 
-    /// The cluster IP's port 80.
+    /// Port 80 of the cluster IP.
     fn cluster_ip() -> Frontend {
         Frontend::service(Protocol::Tcp, [10, 96, 0, 1].into(), 80)
     }
@@ -446,7 +447,7 @@ mod tests {
             let difference = diff(plans, &there, &node(method));
             assert!(difference.open.contains(&route(&external)), "{method}");
             assert!(!difference.open.contains(&route(&internal)), "{method}");
-            // Otherwise a frontend that it has again would be captured, and never released.
+            // Otherwise a frontend that it gets back would be captured, and never released.
             let owned = Step::Own(KIND, internal.frontends.clone());
             assert!(difference.open.contains(&owned), "{method}");
             let closing = [
@@ -455,7 +456,7 @@ mod tests {
             ];
             assert_eq!(difference.close, closing, "{method}");
         }
-        // What another Service has is captured by no step of this one.
+        // A frontend that another Service owns is captured by no step of this one.
         let difference = diff(vec![internal.clone()], &there, &node(Method::Redirect));
         assert!(difference.open.contains(&route(&internal)));
     }
@@ -473,7 +474,7 @@ mod tests {
             let closing = [Closing::Listeners(KIND, local), Closing::Group(KIND)];
             assert_eq!(difference.close, closing);
         }
-        // Another ServicePort has its frontend.
+        // Another ServicePort owns its frontend.
         let lost = Applied::from([(KIND, AppliedGroup::default())]);
         let difference = diff(Vec::new(), &lost, &node(Method::Local));
         assert_eq!(difference.open, []);

@@ -1,4 +1,4 @@
-//! The rules and routes that capture, as text. Pure.
+//! The rules and routes of capture, as text. Pure.
 
 use std::{
     collections::BTreeSet,
@@ -10,17 +10,17 @@ use net::Family;
 use super::{Desired, Method, Report, choose, local, redirect};
 use crate::modes::render::Choices;
 
-/// Writes what brings packets for all that is `desired` to listeners: the input of the program
-/// of each family that is captured by rules, and, as comments, the addresses, routes and routing
-/// rules of each family that is captured by routes.
+/// Writes the rules and routes that direct packets for all `desired` frontends to listeners: the
+/// input of the program for each family that is captured by rules, and, as comments, the addresses,
+/// routes and routing rules of each family that is captured by routes.
 ///
 /// # Errors
-/// Only those of `text`.
+/// Only errors of `text`.
 pub fn render(desired: &Desired, choices: &Choices<'_>, text: &mut impl Write) -> fmt::Result {
     for family in Family::ALL {
         let of_family = desired.iter().filter(|(f, _)| f.family == family);
         let desired: Desired = of_family.map(|(f, target)| (*f, target.clone())).collect();
-        // What cannot be captured is left out.
+        // Frontends that cannot be captured are left out.
         let report = &mut Report::default();
         match choose::imagined(choices.capture, choices.kernel, family) {
             Method::Redirect => redirect::render(&desired, family, choices, report, text)?,

@@ -1,4 +1,4 @@
-//! What is in force in one family, and the difference to what is desired. Pure.
+//! Applied rules of one family, and their difference from the desired rules. Pure.
 
 #[cfg(test)]
 mod tests;
@@ -26,23 +26,21 @@ use crate::modes::userspace::capture::{Desired, Report, Target};
 /// The rules of one family, as they were last written.
 #[derive(Debug, Default)]
 pub struct Applied {
-    /// What they were made from; `None`: nothing was written.
+    /// The environment from which they were made; `None` if no rules were written.
     environment: Option<Environment>,
     /// The frontends and listeners that have rules.
     trees: Trees,
 }
 
-/// The steps from what is in force to what is desired.
+/// The steps from the applied to the desired rules.
 #[derive(Debug, Default)]
 pub struct Steps {
-    /// The steps from one to the other.
     pub ops: Vec<Op>,
-    /// The frontends whose rules are to be added or deleted.
+    /// The frontends whose rules are added, changed or deleted.
     pub frontends: Vec<Frontend>,
 }
 
-/// Returns what `frontend` is captured for; none, and an entry in the report, if it
-/// cannot be.
+/// The target of `frontend`; `None`, with an entry in the report, if it cannot be captured.
 fn possible<'a>(
     frontend: &Frontend,
     target: Option<&'a Target>,
@@ -64,7 +62,7 @@ fn possible<'a>(
     None
 }
 
-/// Returns the steps from these chains to those.
+/// The steps that turn the chains `from` into the chains `to`.
 fn steps(from: Vec<Chain>, to: Vec<Chain>, family: Family) -> Vec<Op> {
     let [from, to] = [from, to].map(|chains| OwnerRules {
         chains,
@@ -74,8 +72,8 @@ fn steps(from: Vec<Chain>, to: Vec<Chain>, family: Family) -> Vec<Op> {
 }
 
 impl Applied {
-    /// Returns what is to be in force for all that is desired. What cannot be is in
-    /// the `report`.
+    /// The rules for all `desired` frontends of the family. Frontends that cannot be captured are
+    /// added to `report`.
     pub fn of(desired: &Desired, environment: Environment, report: &mut Report) -> Applied {
         let mut applied = Applied::default();
         let family = environment.family;
@@ -94,12 +92,12 @@ impl Applied {
         Some(listener(frontend, target))
     }
 
-    /// Returns the address that nat rules translate to; `None`: REDIRECT.
+    /// The address to which nat rules translate; `None` for REDIRECT.
     pub fn destination(&self) -> Option<IpAddr> {
         self.environment.as_ref()?.destination
     }
 
-    /// Returns the rules of `frontend`, as they are when few frontends have rules.
+    /// The rules of `frontend`, in the form used while few frontends have rules.
     fn rules(&self, frontend: &Frontend) -> Vec<Rule> {
         match (&self.environment, self.trees.target(frontend)) {
             (Some(environment), Some(target)) => plan::nat(frontend, target, environment),
@@ -107,7 +105,7 @@ impl Applied {
         }
     }
 
-    /// Returns the rules by which packets to `frontend` get to its listener, in the order in which
+    /// The rules through which packets to `frontend` reach its listener, in the order in which
     /// packets pass them.
     pub fn way(&self, frontend: &Frontend) -> Vec<Entry> {
         let (Some(environment), Some(target)) = (&self.environment, self.trees.target(frontend))
@@ -136,12 +134,11 @@ impl Applied {
             .collect()
     }
 
-    /// Returns the frontends that have rules.
     pub fn frontends(&self) -> impl Iterator<Item = Frontend> {
         self.trees.frontends().copied()
     }
 
-    /// Returns the frontends that have other rules than `before`.
+    /// The frontends whose rules differ from those in `before`.
     pub fn changed_since(&self, before: &Applied) -> BTreeSet<Frontend> {
         let both = self.frontends().chain(before.frontends());
         let alike = self.environment == before.environment;
@@ -153,7 +150,7 @@ impl Applied {
         changed.collect()
     }
 
-    /// Returns all that is to be in the tables.
+    /// The desired contents of the tables.
     pub fn rule_set(&self) -> RuleSet {
         let Some(environment) = &self.environment else {
             return RuleSet::default();
@@ -163,8 +160,8 @@ impl Applied {
         plan::rule_set(chains, environment)
     }
 
-    /// Updates this to what is desired for `changed`, and returns the difference. Compares only the
-    /// chains by which these frontends and their listeners are reached.
+    /// Updates this to the desired rules for `changed`, and returns the difference. Only compares
+    /// the chains through which packets reach these frontends and their listeners.
     pub fn update(
         &mut self,
         desired: &Desired,
@@ -220,10 +217,9 @@ impl Applied {
     }
 }
 
-/// Returns the steps that guard listeners. Chains of table filter were as in the first of the
-/// states and become as in the second, in which old and new listeners are guarded; `both` are its
-/// new chains. When nat redirects only to the new listeners, they become as in the third, whose new
-/// chains are `last`.
+/// The steps that guard listeners. The chains of table filter change from the first state to the
+/// second, in which old and new listeners are guarded; `both` are its new chains. When nat only
+/// redirects to the new listeners, they change to the third state, whose new chains are `last`.
 fn guarding(
     [before, meanwhile, after]: [&Affected; 3],
     both: Vec<Chain>,
@@ -241,7 +237,7 @@ fn guarding(
         there.remove(&name);
     }
     let mut ops = steps(old, both, family);
-    // What would be deleted now is still there at the end, or needed again.
+    // Chains that would be deleted now still exist in the last state, or are needed again.
     ops.retain(|op| matches!(op.action, Action::Fill(_)));
     let later = steps(there.into_values().collect(), last, family);
     ops.extend(later.into_iter().map(|op| match op.action {

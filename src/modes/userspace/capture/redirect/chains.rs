@@ -1,5 +1,5 @@
-//! Our chains with their rules, all, or those on the way to what changed: one flat chain
-//! of few rules, or search trees. Pure.
+//! Our chains with their rules, either all or only those on the path to a change: one flat chain of
+//! few rules, or search trees. Pure.
 
 use std::collections::BTreeSet;
 
@@ -21,11 +21,11 @@ use crate::modes::userspace::capture::Target;
 pub struct Trees {
     services: Tree<(Frontend, Target)>,
     node_ports: Tree<(Frontend, Target)>,
-    /// Each with the number of frontends that are redirected there.
+    /// Each with the number of frontends that redirect to it.
     listeners: Tree<(Listener, u32)>,
 }
 
-/// What of the trees is to change, by its keys.
+/// Keys of changed entries.
 #[derive(Debug, Default)]
 pub struct Changed {
     services: BTreeSet<Key>,
@@ -33,12 +33,12 @@ pub struct Changed {
     listeners: BTreeSet<Key>,
 }
 
-/// The chains of a table on the way to what changed.
+/// The chains of a table on the path to changed entries.
 #[derive(Debug, Default)]
 pub struct Affected {
-    /// These chains, each before the one that jumps to it.
+    /// The chains on the path, each before the chain that jumps to it.
     pub chains: Vec<Chain>,
-    /// Chains that they jump to, with nothing that changed in or below them.
+    /// Chains to which they jump, with no changed entry in or below them.
     others: BTreeSet<(Purpose, Prefix)>,
 }
 
@@ -50,7 +50,7 @@ fn listener_key(listener: &Listener) -> Key {
     Key::new(None, listener.protocol, listener.port)
 }
 
-/// Returns the listener to which the rules of a frontend redirect.
+/// The listener to which the rules of a frontend redirect.
 pub fn listener(frontend: &Frontend, target: &Target) -> Listener {
     Listener {
         protocol: frontend.protocol,
@@ -59,7 +59,7 @@ pub fn listener(frontend: &Frontend, target: &Target) -> Listener {
 }
 
 impl Changed {
-    /// Adds a frontend, and the listener to which it was or is to be redirected.
+    /// Adds a frontend, and the listener to which it redirects before or after the change.
     pub fn add(&mut self, frontend: &Frontend, target: Option<&Target>) {
         match frontend.address {
             Some(_) => self.services.insert(key(frontend)),
@@ -73,8 +73,8 @@ impl Changed {
 }
 
 impl Affected {
-    /// Returns the chains as they are now, after they were as `before`: these, and, with
-    /// their present `contents`, the others that are new.
+    /// The chains after a change from `before`: those on the path and, with their current
+    /// `contents`, other new ones.
     pub fn since(
         &self,
         before: &Affected,
@@ -85,8 +85,7 @@ impl Affected {
         new.chain(self.chains.iter().cloned()).collect()
     }
 
-    /// Returns the chains that were there before they became as `after`. The rules of
-    /// those that are deleted are left out.
+    /// The chains before a change to `after`. Rules of chains that are deleted are left out.
     pub fn until(&self, after: &Affected) -> Vec<Chain> {
         let gone = self.others.difference(&after.others);
         let gone = gone.map(|(purpose, prefix)| Chain {
@@ -97,14 +96,14 @@ impl Affected {
         gone.chain(self.chains.iter().cloned()).collect()
     }
 
-    /// Returns the names of the other chains that are the same in both.
+    /// Names of chains off the path that are the same in both.
     pub fn unchanged(&self, other: &Affected) -> BTreeSet<String> {
         let both = self.others.intersection(&other.others);
         both.map(|(purpose, prefix)| purpose.chain(*prefix))
             .collect()
     }
 
-    /// Adds the chains of a tree, and returns the step to the first of them.
+    /// Adds the chains of a tree, and returns the step to its top chain.
     fn add<'a, V>(
         &mut self,
         tree: &'a Tree<V>,
@@ -151,20 +150,20 @@ impl Trees {
         }
     }
 
-    /// Returns the target to which `frontend` is redirected; `None`: it is not captured.
+    /// The target to which `frontend` is redirected; `None` if it is not captured.
     pub fn target(&self, frontend: &Frontend) -> Option<&Target> {
         let (of, target) = self.of(frontend).entries.get(&key(frontend))?;
         (of == frontend).then_some(target)
     }
 
-    /// Returns the frontends that are captured.
+    /// The captured frontends.
     pub fn frontends(&self) -> impl Iterator<Item = &Frontend> {
         let trees = [&self.services, &self.node_ports].into_iter();
         let all = trees.flat_map(|tree| tree.entries.values());
         all.map(|(frontend, _)| frontend)
     }
 
-    /// Captures `frontend`, and counts one more user of the guard of its listener.
+    /// Captures `frontend`, and counts another user of its listener's guard.
     pub fn insert(&mut self, frontend: &Frontend, target: &Target) {
         let entry = (*frontend, target.clone());
         self.of_mut(frontend).entries.insert(key(frontend), entry);
@@ -173,7 +172,8 @@ impl Trees {
         guarded.or_insert((listener, 0)).1 += 1;
     }
 
-    /// Stops capturing `frontend`. Its listener stays guarded.
+    /// Stops capturing `frontend`. Its listener stays guarded until it is
+    /// [released](Trees::release).
     pub fn remove(&mut self, frontend: &Frontend) -> Option<Target> {
         let removed = self.of_mut(frontend).entries.remove(&key(frontend))?;
         Some(removed.1)
@@ -188,7 +188,7 @@ impl Trees {
         }
     }
 
-    /// Returns our chains of table nat, all, or those on the way to what `changed`.
+    /// Our chains of table nat, either all or those on the path to `changed` entries.
     pub fn nat(&self, environment: &Environment, changed: Option<&Changed>) -> Affected {
         let mut affected = Affected::default();
         if self.services.entries.len() + self.node_ports.entries.len() <= FEW {
@@ -202,7 +202,7 @@ impl Trees {
         let of = changed.map(|changed| &changed.node_ports);
         let purpose = Purpose::NodePorts;
         let node_ports = affected.add(&self.node_ports, purpose, of, rule(purpose));
-        // Service addresses first: the node may have one of them.
+        // Service addresses first: the node may own one of them.
         let mut rules: Vec<Rule> = services.iter().map(rule(Purpose::Services)).collect();
         for beginning in &environment.node {
             let led = |step| led(purpose, beginning.clone(), step, environment);
@@ -212,7 +212,7 @@ impl Trees {
         affected
     }
 
-    /// Returns the rules of one chain that has them all: service addresses first.
+    /// All rules in one flat chain, service addresses first.
     fn flat(&self, environment: &Environment) -> Vec<Rule> {
         let mut rules = Vec::new();
         for tree in [&self.services, &self.node_ports] {
@@ -224,8 +224,8 @@ impl Trees {
         rules
     }
 
-    /// Returns our chains of table filter, if it has some: all, or those on the way to
-    /// what `changed`.
+    /// Our chains of table filter, if there are any, either all or those on the path to `changed`
+    /// entries.
     pub fn filter(&self, environment: &Environment, changed: Option<&Changed>) -> Affected {
         let mut affected = Affected::default();
         if !environment.tables().contains(&Table::Filter) {
@@ -245,7 +245,6 @@ impl Trees {
         affected
     }
 
-    /// Returns a chain of a tree.
     pub fn chain(&self, environment: &Environment, purpose: Purpose, prefix: Prefix) -> Chain {
         let of_frontends = |tree: &Tree<_>| -> Vec<Rule> {
             let steps = tree.chain(prefix);
@@ -273,7 +272,7 @@ impl Trees {
     }
 }
 
-/// Returns `rule` limited to what goes to frontends.
+/// Restricts `rule` to packets for the frontends of `step`.
 fn led(
     purpose: Purpose,
     rule: Rule,
@@ -286,7 +285,7 @@ fn led(
     }
 }
 
-/// Returns the rule for what goes to listeners.
+/// The rule for packets to the listeners of `step`.
 fn guarded(step: &Step<(Listener, u32)>, environment: &Environment) -> Rule {
     let family = environment.family;
     match step {

@@ -1,8 +1,8 @@
-//! What the rules of a frontend or a listener match, as a number of bits that can be
-//! searched by its first bits.
+//! The fields that the rules of a frontend or a listener match, as a sequence of bits that can be
+//! searched by prefix.
 //!
-//! The bits are those of the address (128; of IPv4 the first 32, then zeros; zeros
-//! where no address is matched), the protocol (4) and the port (16).
+//! The bits are those of the address (128; of IPv4 the first 32, then zeros; all zeros if no
+//! address is matched), the protocol (4) and the port (16).
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -13,31 +13,31 @@ use ipnet::IpNet;
 use net::{Family, Protocol};
 use xtables::rule::{Match, Rule};
 
-/// Where the protocol begins, where the port does, and where that ends.
+/// Positions of the first bit of the protocol and of the port.
 const PROTOCOL: u8 = 128;
 const PORT: u8 = 132;
 const END: u8 = 148;
-/// Chains begin at every bit of this number.
+/// Chains start at multiples of this number of bits.
 pub const STRIDE: u8 = 4;
 
 /// An address, a protocol and a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
     address: u128,
-    /// Protocol and port, from the highest bit on.
+    /// Protocol and port, starting at the highest bit.
     rest: u32,
 }
 
-/// All keys that begin with certain bits.
+/// All keys that start with certain bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Prefix {
-    /// The others of its bits are 0.
+    /// Bits after the prefix are 0.
     bits: Key,
     length: u8,
 }
 
 impl Key {
-    /// Returns the key of a port, at `address` or wherever it is called.
+    /// The key of a port at `address`, or at any address.
     pub fn new(address: Option<IpAddr>, protocol: Protocol, port: u16) -> Key {
         let address = match address {
             None => 0,
@@ -49,12 +49,12 @@ impl Key {
     }
 
     fn port(self) -> u16 {
-        // The mask makes the cast exact.
+        // The mask makes the cast lossless.
         (self.rest >> 12 & 0xffff) as u16
     }
 }
 
-/// Returns the number of a protocol among the bits of a key; no protocol has 0.
+/// Number of a protocol in a key; no protocol has 0.
 fn number(protocol: Protocol) -> u32 {
     match protocol {
         Protocol::Tcp => 1,
@@ -63,7 +63,7 @@ fn number(protocol: Protocol) -> u32 {
     }
 }
 
-/// Returns the bits of a key that a prefix of that length has.
+/// A mask of the first `length` bits of a key.
 fn mask(length: u8) -> Key {
     let (of_address, of_rest) = (length.min(PROTOCOL), length.saturating_sub(PROTOCOL));
     let gone = 128 - u32::from(of_address);
@@ -74,7 +74,7 @@ fn mask(length: u8) -> Key {
 }
 
 impl Prefix {
-    /// What all keys begin with.
+    /// The empty prefix of all keys.
     pub const ALL: Prefix = Prefix {
         bits: Key {
             address: 0,
@@ -92,8 +92,8 @@ impl Prefix {
         Prefix { bits, length }
     }
 
-    /// Returns the longest prefix that both keys have and that a rule can match: it can
-    /// only match a protocol as a whole.
+    /// The longest common prefix of both keys that a rule can match: it can only match a protocol
+    /// as a whole.
     pub fn common(one: Key, other: Key) -> Prefix {
         let of_address = (one.address ^ other.address).leading_zeros();
         let of_rest = (one.rest ^ other.rest).leading_zeros();
@@ -108,17 +108,17 @@ impl Prefix {
         }
     }
 
-    /// Returns the longest part of this prefix at which a chain may begin.
+    /// The longest part of this prefix at which a chain may start.
     pub fn aligned(self) -> Prefix {
         Prefix::of(self.bits, self.length - self.length % STRIDE)
     }
 
-    /// Returns how many bits it has.
+    /// Number of bits.
     pub fn length(self) -> u8 {
         self.length
     }
 
-    /// Returns the keys that begin with it.
+    /// The keys with this prefix.
     pub fn keys(self) -> RangeInclusive<Key> {
         let mask = mask(self.length);
         let last = Key {
@@ -128,8 +128,7 @@ impl Prefix {
         self.bits..=last
     }
 
-    /// Returns the next longer prefixes that a rule can match, in order: two, or one for each
-    /// protocol.
+    /// The next longer prefixes that a rule can match, in order: two, or one for each protocol.
     pub fn parts(self) -> impl Iterator<Item = Prefix> {
         let width = match self.length {
             PROTOCOL => PORT - PROTOCOL,
@@ -148,8 +147,8 @@ impl Prefix {
         (0..1 << width).map(part)
     }
 
-    /// Returns `rule` limited to packets that have this prefix; `addresses` are of that family, or
-    /// are not matched.
+    /// Restricts `rule` to packets with this prefix; `addresses` is the family of the addresses, or
+    /// `None` if they are not matched.
     pub fn within(self, rule: Rule, addresses: Option<Family>) -> Rule {
         let rule = match addresses {
             Some(family) if self.length > 0 => rule.destination(self.network(family)),
@@ -178,11 +177,11 @@ impl Prefix {
             }
             Family::V6 => (IpAddr::V6(Ipv6Addr::from_bits(self.bits.address)), 128),
         };
-        // At most the longest that there is.
+        // At most the longest possible length.
         IpNet::new_assert(address, self.length.min(longest))
     }
 
-    /// Returns what no other prefix has, as text.
+    /// Text that is different for each prefix.
     pub fn identity(self) -> String {
         let Key { address, rest } = self.bits;
         format!("{address:x} {rest:x} {}", self.length)

@@ -1,21 +1,20 @@
-//! Capture by nat rules: [`plan`] has the picture. Everything is in chains of Tripod's
-//! own in table nat and in table filter: few rules in one chain of each, many in search
-//! trees of chains ([`tree`]).
+//! Capture by nat rules: [`plan`] shows how. All rules are in Tripod's own chains in table nat and
+//! table filter: either few rules in one chain of each, or many in search trees of chains
+//! ([`tree`]).
 //!
 //! Verified with namespaces on Linux 6.18, both families, from a pod's
 //! namespace and from the node itself:
-//! - a packet that our nat rules redirected to a listener has `--ctstate DNAT` in
-//!   filter INPUT, TCP and UDP alike; one that called the listener's port directly has
-//!   not, and is refused at once;
-//! - REDIRECT drops what comes in through an interface without an address;
-//! - a UDP listener on the wildcard address must answer from the address that
-//!   the datagram came to (`IP_PKTINFO`): left to itself the kernel chooses
-//!   another one, conntrack does not know the answer, and the client waits;
-//! - a UDP client that keeps its socket is sent where connection tracking sent it
-//!   first, whatever the rules say by now ([`stale`] helps);
-//! - a node's own program needs some route to the service address, be it the
-//!   default route: the kernel asks for one before nat. kube-proxy's modes
-//!   need the same.
+//! - a packet that our nat rules redirected to a listener has `--ctstate DNAT` in filter INPUT, for
+//!   both TCP and UDP; a packet sent directly to the listener's port has not, and is refused at
+//!   once;
+//! - REDIRECT drops packets that arrive on an interface without an address;
+//! - a UDP listener on the wildcard address must answer from the address to which the datagram was
+//!   sent (`IP_PKTINFO`): otherwise the kernel chooses another one, conntrack does not recognise
+//!   the answer, and the client waits;
+//! - a UDP client that keeps its socket is sent where connection tracking sent it first, whatever
+//!   the current rules say ([`stale`] helps);
+//! - the node's own programs need some route to the service address, for example the default route:
+//!   the kernel looks one up before nat. kube-proxy's modes need the same.
 
 mod applied;
 mod chains;
@@ -59,15 +58,14 @@ use crate::{
     node::Served,
 };
 
-/// The chains of this capture. What redirects to the listeners is removed before what
-/// guards them.
+/// The chains of this capture method. Rules that redirect to listeners are removed before the rules
+/// that guard them.
 const OWNED: Owned = Owned {
     tables: &[Table::Nat, Table::Filter],
     interest: plan::interest,
     shared: None,
 };
 
-/// Returns the addresses of the node.
 fn own_addresses() -> Result<Vec<Address>, Error> {
     Ok(addresses::list(&mut Socket::open(Protocol::Route)?)?)
 }
@@ -77,24 +75,24 @@ pub struct Redirect {
     writer: Writer,
     features: Features,
     applied: Applied,
-    /// The addresses of the node when they were listed last.
+    /// The addresses of the node when last listed.
     own: Option<Vec<Address>>,
-    /// What is applied is in force; if not, the next sync compares everything.
+    /// Whether the recorded rules are applied; if not, the next sync compares everything.
     in_force: bool,
-    /// Whether a process that gave way to this one still runs.
+    /// Whether a process that gave way to this one is still running.
     earlier: EarlierProcess,
     stale: Stale,
-    /// What the last sync did with the rules.
+    /// Changes to the rules by the last sync.
     synced: Synced,
     /// Notices changes by others.
     watch: SyncWatch,
 }
 
 impl Redirect {
-    /// Returns capture of this `family` on `kernel`.
+    /// Capture of this `family` on `kernel`.
     ///
     /// # Errors
-    /// When nat does not work in it: see [`super::choose()`].
+    /// When nat does not work for it: see [`super::choose()`].
     pub fn new(family: Family, kernel: &Kernel) -> Result<Redirect, Error> {
         let tools = redirecting(kernel, family)?;
         let features = match kernel.can(&Ability::Transparent(family)) {
@@ -104,7 +102,7 @@ impl Redirect {
         Ok(Redirect::with(tools.writer, features))
     }
 
-    /// Returns capture with this `writer`, by rules that use these `features`.
+    /// Capture with this `writer`, by rules that use these `features`.
     fn with(writer: Writer, features: Features) -> Redirect {
         let (family, engine) = (writer.family(), writer.engine);
         Redirect {
@@ -120,28 +118,28 @@ impl Redirect {
         }
     }
 
-    /// Returns the engine that its rules are in.
+    /// The engine of its rules.
     pub fn engine(&self) -> Engine {
         self.writer.engine
     }
 
-    /// Returns whether rules can match the node's addresses as such; otherwise they name
-    /// those that it has.
+    /// Returns whether rules can match the node's addresses as such; otherwise they list its
+    /// current addresses.
     pub fn matches_local_addresses(&self) -> bool {
         self.features.contains(Extension::Addrtype)
     }
 
-    /// Returns false if another process changed the rules in force, as far as that shows
+    /// Returns false if another process changed the applied rules, as far as that can be noticed
     /// without reading them.
     pub fn is_unmodified(&mut self) -> bool {
         !self.in_force || self.watch.is_unmodified()
     }
 
-    /// Returns what the rules of an earlier process capture, each with the local port that they
-    /// redirect to.
+    /// Frontends captured by the rules of an earlier process, each with the local port to which
+    /// they redirect.
     ///
     /// # Errors
-    /// When the kernel could not be asked.
+    /// When the kernel cannot be queried.
     pub async fn previous_ports(&self) -> Result<Vec<(Frontend, u16)>, Error> {
         let family = self.writer.family();
         let mut found = Vec::new();
@@ -151,34 +149,34 @@ impl Redirect {
         Ok(found)
     }
 
-    /// Returns what is to be known of the rules before a sync of any family.
+    /// State of the rules' transaction counter before a sync of any family.
     pub fn before(&mut self) -> Option<Count> {
         self.synced = Synced::default();
         self.watch.before()
     }
 
-    /// Returns how many transactions of the kernel's the sync took.
+    /// Number of kernel transactions of the last sync.
     pub fn transactions(&self) -> u32 {
         self.synced.transactions
     }
 
-    /// Records how the rules are after a sync in which the kernel made `all` transactions
-    /// for all families; `before` is what was to be known.
+    /// Records the state of the rules after a sync in which the kernel made `all` transactions for
+    /// all families; `before` is the result of [`Self::before`].
     pub fn after(&mut self, before: Option<Count>, all: u32) {
         if self.in_force {
             self.watch.after(before, all, self.synced);
         }
     }
 
-    /// Makes the kernel capture what is desired; frontends of other families are
-    /// left out. A full sync compares everything and repairs jumps; node ports are
-    /// `served` as it found them. [`Self::before`] and [`Self::after`] are to be called around it.
+    /// Makes the kernel capture the desired frontends; those of other families are ignored. A full
+    /// sync compares everything, repairs jumps, and replaces the addresses at which node ports are
+    /// `served`. [`Self::before`] and [`Self::after`] must be called around it.
     ///
-    /// A frontend's target must be another port than its own: conntrack sees
-    /// no translation where nothing changes, and the guard would refuse it.
+    /// A frontend's target must have another port than the frontend: conntrack sees no translation
+    /// if nothing changes, and the guard would refuse it.
     ///
     /// # Errors
-    /// When the kernel could not be asked or refused as a whole.
+    /// When the kernel could not be queried or refused the whole sync.
     pub async fn sync(
         &mut self,
         desired: &Desired,
@@ -186,8 +184,7 @@ impl Redirect {
         served: &Served,
         report: &mut Report,
     ) -> Result<(), Error> {
-        // While this fails or is cancelled, what is recorded is not what the kernel
-        // has.
+        // If this fails or is cancelled, the recorded state differs from the kernel's.
         let in_force = mem::take(&mut self.in_force);
         if in_force && scope.extent < Extent::Full {
             self.update(desired, &scope.changed, report).await
@@ -200,24 +197,23 @@ impl Redirect {
         }
     }
 
-    /// Removes everything that this way of capture ever installs in these families,
-    /// also what an earlier process left, through whichever engine of the kernel,
-    /// except those that are `preserved`. Twice is harmless; nothing of others is
-    /// changed.
+    /// Removes everything that this method of capture ever installs in these families, including
+    /// leftovers of an earlier process, in either engine of the kernel, except what is `preserved`.
+    /// Idempotent; rules of other programs stay.
     ///
     /// # Errors
-    /// When something of it could not be removed.
+    /// When some of it could not be removed.
     pub async fn cleanup(families: &[Family], preserved: &Preserved) -> Result<(), Error> {
         Ok(OWNED.remove(families, preserved).await?)
     }
 
-    /// Removes the rules that jump to its chains in these families, and leaves the
-    /// chains, without whose rules the kernel would track no connections. Flows of UDP
-    /// clients begin anew. Returns the families that have some.
+    /// Removes the rules that jump to its chains in these families. The chains stay, because
+    /// without their rules the kernel would track no connections. Flows of UDP clients start again.
+    /// Returns the families that have such chains.
     ///
     /// # Errors
-    /// When a rule that jumps there, or an entry of connection tracking, could not be removed in one
-    /// of them; they are removed in the others all the same.
+    /// When a jump or a conntrack entry could not be removed in a family; they are removed in the
+    /// others all the same.
     pub async fn retire(families: &[Family]) -> Result<Vec<Family>, Error> {
         let (remaining, unlinked) = OWNED.unlink(families).await;
         let deleted = remaining
@@ -229,7 +225,7 @@ impl Redirect {
         Ok(remaining)
     }
 
-    /// Returns whether there are rules in some family, other than what is `preserved`.
+    /// Returns whether there are rules in any family, other than what is `preserved`.
     ///
     /// # Errors
     /// When that is not known.
@@ -243,11 +239,11 @@ impl Redirect {
         OWNED.may_be_there()
     }
 
-    /// Returns how the rules differ from those for what is desired, rule by rule: the order of a
-    /// chain's rules is not compared. Changes nothing.
+    /// Differences between the current and the desired rules, rule by rule: the order of the rules
+    /// of a chain is not compared. Changes nothing.
     ///
     /// # Errors
-    /// When the kernel could not be asked.
+    /// When the kernel cannot be queried.
     pub async fn differences(
         &self,
         desired: &Desired,
@@ -281,7 +277,7 @@ impl Redirect {
         Ok(differences.map(|difference| (None, difference)).collect())
     }
 
-    /// Returns the rules that capture `frontend` and those that jump to them, in the words of
+    /// The rules that capture `frontend` and those that jump to them, in the notation of
     /// [`Redirect::differences`].
     pub fn objects(&self, frontend: &Frontend) -> Vec<String> {
         let way = self.applied.way(frontend);
@@ -291,8 +287,7 @@ impl Redirect {
         named.collect()
     }
 
-    /// Returns what the rules depend on besides what is captured. The node has the
-    /// addresses `own`.
+    /// The environment of the rules. The node has the addresses `own`.
     fn environment(&self, own: &[Address], desired: &Desired, served: &Served) -> Environment {
         let family = self.writer.family();
         let services: BTreeSet<_> = desired.keys().filter_map(|f| f.address).collect();
@@ -308,7 +303,7 @@ impl Redirect {
                 own.iter().map(|a| a.address),
                 family,
             ),
-            // The sockets of an earlier process may be without it: those of other versions are.
+            // The sockets of an earlier process may lack the option, as those of other versions do.
             only_to_ours: self.features.contains(Extension::Socket)
                 && self.earlier == EarlierProcess::Ended,
         }
@@ -358,7 +353,7 @@ impl Redirect {
         Ok(())
     }
 
-    /// Applies what differs in `changed`.
+    /// Applies the differences of `changed`.
     async fn update(
         &mut self,
         desired: &Desired,
@@ -368,7 +363,7 @@ impl Redirect {
         let difference = self.applied.update(desired, changed, report);
         self.stale.extend(difference.frontends);
         if self.watch.misses_changes() && !difference.ops.is_empty() {
-            // What is written anew, rules of other frontends included, may have been missing.
+            // Rewritten rules, including those of other frontends, may have been missing.
             self.stale.extend(self.applied.frontends());
         }
         let family = self.writer.family();
@@ -379,9 +374,9 @@ impl Redirect {
         Ok(())
     }
 
-    /// Makes the change. Where the kernel refuses it and would delete chains, they are only
-    /// emptied, unless they are known to be empty: another program's rule may jump to one of them,
-    /// which is not ours to remove.
+    /// Makes the change. If the kernel refuses it and it would delete chains, chains that are not
+    /// known to be empty are only emptied: a rule of another program may jump to one of them, and
+    /// we must not remove that rule.
     async fn run(
         &mut self,
         transaction: Transaction<()>,
@@ -405,7 +400,7 @@ impl Redirect {
         Ok(())
     }
 
-    /// Deletes the flows that go elsewhere than the rules in force would send them.
+    /// Deletes the flows that go elsewhere than the applied rules would send them.
     async fn delete_stale_flows(&mut self, report: &mut Report) {
         let deleted = self.stale.delete(self.writer.family(), &self.applied).await;
         let failed = if self.stale.is_due() {
@@ -416,7 +411,7 @@ impl Redirect {
         failed.extend(deleted.err());
     }
 
-    /// Returns what an operator should know of what is missing here.
+    /// Messages for the operator about missing abilities.
     fn shortcomings(&self) -> Vec<String> {
         let family = self.writer.family();
         let mut missing = Vec::new();

@@ -1,4 +1,4 @@
-//! Which nat and filter rules are needed. Pure.
+//! Plans the nat and filter rules. Pure.
 //!
 //! ```text
 //! nat PREROUTING, OUTPUT → TRIPOD-USERSPACE
@@ -9,12 +9,12 @@
 //!     --dport OUR LISTENER                 REJECT             called directly, from anywhere
 //! ```
 //!
-//! A socket of ours has IP_TRANSPARENT, which takes CAP_NET_ADMIN or CAP_NET_RAW: if this process is
-//! killed and nothing holds its sockets, another user's program can bind the ports, but gets nothing
-//! that these rules redirect.
+//! Our sockets have IP_TRANSPARENT, which requires CAP_NET_ADMIN or CAP_NET_RAW: if this process is
+//! killed and nothing holds its sockets, another user's program can bind the ports, but receives
+//! nothing that these rules redirect.
 //!
-//! With more than [`FEW`](super::tree::FEW) of them, jumps to chains of a search tree take
-//! the place of these rules, so that a packet is compared with few of many:
+//! With more than [`FEW`](super::tree::FEW) of these rules, jumps to chains of a search tree
+//! replace them, so that a packet is only compared with a few:
 //!
 //! ```text
 //! nat TRIPOD-USERSPACE
@@ -51,30 +51,29 @@ use xtables::{
 use super::key::Prefix;
 use crate::{modes::userspace::capture::Target, node::Served};
 
-/// The chain of ours to which the kernel's chains jump, in table nat and in table filter.
+/// Our chain to which the kernel's chains jump, in table nat and in table filter.
 pub const CHAIN: &str = "TRIPOD-USERSPACE";
-/// What the names of the other chains of ours begin with.
+/// Prefix of the names of our other chains.
 const PARTS: &str = "TRIPOD-US-";
 
 /// Nearly all packets are of established connections; they skip the chain.
 const STATES: &[CtState] = &[CtState::Invalid, CtState::New, CtState::Untracked];
 
-/// What rules for a family are made of.
+/// The node and kernel for which rules of a family are made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Environment {
-    /// The family that is captured.
     pub family: Family,
-    /// What is possible.
+    /// The features that rules may use.
     pub features: Features,
-    /// The address that nat rules translate to; `None`: REDIRECT.
+    /// The address to which nat rules translate; `None` for REDIRECT.
     pub destination: Option<IpAddr>,
-    /// The beginnings of rules for "an address of this node".
+    /// Partial rules that match "an address of this node".
     pub node: Vec<Rule>,
-    /// Whether what is redirected gets only to sockets with IP_TRANSPARENT.
+    /// Whether redirected packets are only accepted for sockets with IP_TRANSPARENT.
     pub only_to_ours: bool,
 }
 
-/// Where nat rules redirect to; nobody may call it directly.
+/// Listener to which nat rules redirect; nobody may call it directly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Listener {
     /// The transport protocol that is captured.
@@ -84,8 +83,7 @@ pub struct Listener {
 }
 
 impl Environment {
-    /// Returns the tables that have our chain: filter only if listeners can be
-    /// guarded.
+    /// The tables that have our chain: table filter only if listeners can be guarded.
     pub fn tables(&self) -> &'static [Table] {
         if self.features.contains(Extension::Conntrack) {
             &[Table::Nat, Table::Filter]
@@ -95,19 +93,18 @@ impl Environment {
     }
 }
 
-/// What a search tree of chains is for.
+/// Purpose of a search tree of chains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Purpose {
     /// Service addresses, in table nat.
     Services,
     /// Node ports, in table nat.
     NodePorts,
-    /// Listeners that nobody is to call directly, in table filter.
+    /// Listeners that must not be called directly, in table filter.
     Guards,
 }
 
 impl Purpose {
-    /// Returns the table that its chains are in.
     pub fn table(self) -> Table {
         match self {
             Purpose::Services | Purpose::NodePorts => Table::Nat,
@@ -115,19 +112,19 @@ impl Purpose {
         }
     }
 
-    /// Returns the name of the chain for keys that have this prefix.
+    /// Name of the chain for keys that have this prefix.
     pub fn chain(self, prefix: Prefix) -> String {
         let what = match self {
             Purpose::Services => "service",
             Purpose::NodePorts => "node port",
             Purpose::Guards => "listener",
         };
-        // 80 bits, which are 16 letters: a name has 28 at most.
+        // 80 bits are 16 letters; a name may have at most 28.
         let hash = Sha256::digest(format!("{what} {}", prefix.identity()));
         format!("{PARTS}{}", BASE32.encode(&hash[..10]))
     }
 
-    /// Returns `rule` as a jump to the chain of `to`, for what is `within` a prefix.
+    /// Turns `rule` into a jump to the chain of `to`, for packets `within` a prefix.
     pub fn jump(self, rule: Rule, family: Family, within: Prefix, to: Prefix) -> Rule {
         let addresses = (self == Purpose::Services).then_some(family);
         within.within(rule, addresses).jump(self.chain(to))
@@ -139,7 +136,7 @@ pub fn is_ours(chain: &str) -> bool {
     chain == CHAIN || chain.starts_with(PARTS)
 }
 
-/// Returns how a chain is compared where each rule that differs is to be known.
+/// How a chain is compared if every differing rule must be known.
 pub fn by_rule(table: Table, chain: &str) -> Interest {
     match interest(table, chain) {
         Interest::Whole => Interest::ByRule,
@@ -147,7 +144,7 @@ pub fn by_rule(table: Table, chain: &str) -> Interest {
     }
 }
 
-/// Returns how a chain is compared, which does not depend on its table.
+/// How a chain is compared, which does not depend on its table.
 pub fn interest(_: Table, chain: &str) -> Interest {
     if is_ours(chain) {
         Interest::Whole
@@ -156,12 +153,12 @@ pub fn interest(_: Table, chain: &str) -> Interest {
     }
 }
 
-/// Returns the address that nat rules translate to. `before` stays if it can.
+/// The address to which nat rules translate. `before` is kept if possible.
 ///
-/// REDIRECT would send packets from elsewhere to the address of the interface they came
-/// in through, and *drops* them where that has none (`nf_nat_redirect_ipv4`), as for
-/// the pods' interfaces of Calico and others. So some address of the node is named, and
-/// REDIRECT is for nodes that have none.
+/// REDIRECT would send packets from other machines to the address of the interface on which they
+/// arrived, and *drops* them if it has none (`nf_nat_redirect_ipv4`), as for the pods' interfaces
+/// of Calico and others. Therefore the rules name an address of the node, and REDIRECT is only used
+/// on nodes that have none.
 pub fn destination(
     addresses: &[Address],
     family: Family,
@@ -180,14 +177,14 @@ pub fn destination(
     before
         .filter(|b| candidates().any(|a| a.address == *b))
         .or_else(|| {
-            // One that is a Service's too may move to another node.
+            // An address that is also a Service's may move to another node.
             let first =
                 candidates().min_by_key(|a| (services.contains(&a.address), a.index, a.address))?;
             Some(first.address)
         })
 }
 
-/// Returns the beginnings of rules for the node's own addresses that are `served`.
+/// Partial rules that match the node's own addresses that are `served`.
 pub fn node(
     features: &Features,
     served: &Served,
@@ -195,7 +192,7 @@ pub fn node(
     family: Family,
 ) -> Vec<Rule> {
     let served = served.of(family);
-    // A network alone would also match what goes to other machines in it.
+    // A network alone would also match packets to other machines in it.
     let local = |rule: Rule| rule.with(Match::LocalAddress(Negatable::Is(Side::Destination)));
     match (features.contains(Extension::Addrtype), served) {
         (true, Served::All) => vec![local(Rule::new())],
@@ -214,7 +211,7 @@ pub fn node(
     }
 }
 
-/// Returns a comment's text: what cannot end its quotes or its line, and not too long.
+/// Text of a comment, limited in length, without characters that could end its quotes or its line.
 fn plain(name: &str) -> String {
     let fit = |c: char| c.is_ascii_alphanumeric() || "./:_-".contains(c);
     name.chars()
@@ -223,7 +220,7 @@ fn plain(name: &str) -> String {
         .collect()
 }
 
-/// Returns the nat rules of a frontend, which stand anywhere.
+/// The complete nat rules of a frontend.
 pub fn nat(frontend: &Frontend, target: &Target, environment: &Environment) -> Vec<Rule> {
     match frontend.address {
         Some(_) => vec![leading(Rule::new(), frontend, target, environment)],
@@ -235,8 +232,8 @@ pub fn nat(frontend: &Frontend, target: &Target, environment: &Environment) -> V
     }
 }
 
-/// Returns the nat rule of a frontend that completes `rule`: of a node port, for packets that
-/// are known to come to the node.
+/// Completes `rule` to the nat rule of a frontend. For a node port, `rule` must match the node's
+/// addresses, or be in a chain that only their packets reach.
 pub fn leading(
     rule: Rule,
     frontend: &Frontend,
@@ -257,8 +254,8 @@ pub fn leading(
     })
 }
 
-/// Returns the filter rule that keeps others than translated packets to our sockets from a listener.
-/// It refuses with an ICMP error: a reset for a packet of a bridge (br_netfilter) would leave by the
+/// The filter rule that lets only packets translated to our sockets reach a listener. It refuses
+/// with an ICMP error: a reset for a packet of a bridge (br_netfilter) would leave through the
 /// bridge with the address of the listener, which the client did not call (`nf_send_reset` of
 /// net/ipv4/netfilter/nf_reject_ipv4.c).
 pub fn guard(listener: Listener, features: &Features) -> Rule {
@@ -271,7 +268,7 @@ pub fn guard(listener: Listener, features: &Features) -> Rule {
     })
 }
 
-/// Returns the filter rule for what came through nat rules.
+/// The filter rule for packets that nat rules translated.
 pub fn translated(environment: &Environment) -> Rule {
     let rule = state(&[CtState::Dnat]);
     let rule = match environment.only_to_ours {
@@ -285,7 +282,7 @@ fn state(states: &'static [CtState]) -> Rule {
     Rule::new().with(Match::ConnectionState(Negatable::Is(states)))
 }
 
-/// Returns all that is to be in the tables, with these chains of ours.
+/// The desired contents of the tables, with these chains of ours.
 pub fn rule_set(chains: Vec<Chain>, environment: &Environment) -> RuleSet {
     let fixed = |chain: Chain| FixedChain {
         table: chain.table,
@@ -307,7 +304,7 @@ pub fn rule_set(chains: Vec<Chain>, environment: &Environment) -> RuleSet {
     if environment.tables().contains(&Table::Filter) {
         jumps.push(jump(Table::Filter, "INPUT", state(STATES)));
         if environment.only_to_ours {
-            // The client of a UDP flow goes on sending when the socket at its other end is gone.
+            // The client of a UDP flow keeps sending after the socket at the other end is gone.
             let established = Match::ConnectionState(Negatable::Is(&[CtState::Established]));
             let rule = Rule::new().protocol(Protocol::Udp).with(established);
             let dnat = Match::ConnectionState(Negatable::Is(&[CtState::Dnat]));

@@ -1,7 +1,8 @@
-//! Where the rules of an earlier process redirect to. Pure.
+//! Ports to which the rules of an earlier process redirect. Pure.
 //!
-//! Its listeners ended with it, and its rules stay until the first sync replaces them: what
-//! listens on one of its ports before that gets the clients of whichever Service had it.
+//! Its listeners ended with it, and its rules stay until the first sync replaces them: a program
+//! that listens on one of its ports before that receives the clients of the Service that had the
+//! port.
 
 use std::net::SocketAddr;
 
@@ -13,9 +14,9 @@ use xtables::{
 
 use super::plan;
 
-/// Returns the frontend that a line of `iptables-save -t nat` captures, with the local port
-/// that it redirects to; `None`: it is no such line of ours. A node port whose rule names
-/// an address of the node is taken for a service address.
+/// The frontend that a line of `iptables-save -t nat` captures, with the local port to which it
+/// redirects; `None` if it is not such a line of ours. A node port whose rule names an address of
+/// the node is taken for a service address.
 pub fn captured(line: &str, family: Family) -> Option<(Frontend, u16)> {
     let Line::Rule { chain, words } = Line::parse(line)? else {
         return None;

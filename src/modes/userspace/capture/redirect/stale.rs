@@ -1,11 +1,11 @@
-//! Flows that connection tracking sends elsewhere than the rules do now.
+//! Flows that connection tracking sends elsewhere than the current rules.
 //!
-//! It asks nat rules for a flow's first packet only. A TCP client that is sent to the
-//! wrong place is refused and connects anew, unless nothing answers there: then each SYN that it
-//! sends again goes to the same place. A UDP socket keeps its flow alive with
-//! each datagram and is never sent to the right place: the flow of a client that called
-//! before the Service was there is not redirected, that of a Service that came back
-//! goes to a local port without a listener.
+//! Connection tracking applies nat rules to a flow's first packet only. A TCP client that is sent
+//! to the wrong place is refused and connects again, unless nothing answers there: then each
+//! retransmitted SYN goes to the same place. A UDP socket keeps its flow alive with each datagram
+//! and is never sent to the right place: the flow of a client that called before the Service
+//! existed is not redirected, and the flow of a Service that was created again goes to a local port
+//! without a listener.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -22,10 +22,10 @@ use crate::modes::stale;
 #[derive(Debug, Default)]
 pub struct Stale {
     frontends: BTreeSet<Frontend>,
-    /// Those of TCP: only unanswered connections that were not redirected are deleted.
+    /// TCP frontends: only unanswered connections that were not redirected are deleted.
     tcp: BTreeSet<Frontend>,
-    /// The last attempt failed for a reason that will most likely be the same the next time:
-    /// they are tried again with the next sync, and none is due for them.
+    /// Whether the last attempt failed for a lasting reason: it is repeated with the next sync, and
+    /// no sync is scheduled for it.
     is_lasting: bool,
 }
 
@@ -41,16 +41,16 @@ impl Stale {
         }
     }
 
-    /// Returns whether a sync is due for what is left to examine.
+    /// Returns whether a sync should be scheduled for frontends that are still to examine.
     pub fn is_due(&self) -> bool {
         let is_left = !self.frontends.is_empty() || !self.tcp.is_empty();
         is_left && !self.is_lasting
     }
 
-    /// Returns what to delete, now that what is `applied` is in the kernel: for a
-    /// frontend that is there, flows that go elsewhere than to its listener (with
-    /// REDIRECT, on any address); for one that is gone, all flows. Node ports match on
-    /// any address, as only the kernel knows which ones it has translated.
+    /// The flows to delete after `applied` has been written to the kernel: for an existing
+    /// frontend, flows that go elsewhere than to its listener (with REDIRECT, on any address); for
+    /// one that is gone, all flows. Node ports match on any address, because only the kernel knows
+    /// which addresses it has translated.
     fn matches(&self, applied: &Applied) -> Vec<Match> {
         let one = |frontend: &Frontend| {
             let reply = match applied.listener(frontend) {
@@ -68,10 +68,10 @@ impl Stale {
         self.frontends.iter().map(one).collect()
     }
 
-    /// Deletes the stale flows of `family`. What fails is tried again the next time.
+    /// Deletes the stale flows of `family`. Failures are retried the next time.
     ///
     /// # Errors
-    /// With what is wrong meanwhile, and why.
+    /// The consequences of the failure, and its reason.
     pub async fn delete(&mut self, family: Family, applied: &Applied) -> Result<(), String> {
         let served = |at: &&Frontend| applied.listener(at).is_some();
         let tcp = self.tcp.iter().filter(served).copied().collect();
@@ -106,8 +106,8 @@ impl Stale {
     }
 }
 
-/// Deletes the entries of UDP flows that nat translates to a socket of this node: a client
-/// that keeps its socket would stay with a process that no longer serves.
+/// Deletes the entries of UDP flows that nat translates to a socket of this node: a client that
+/// keeps its socket would stay with a process that no longer serves.
 ///
 /// # Errors
 /// When the addresses of this node or the flows cannot be read.

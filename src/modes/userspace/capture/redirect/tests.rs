@@ -19,7 +19,7 @@ fn frontend(family: Family, address: Option<&str>, port: u16) -> Frontend {
     }
 }
 
-/// Longer than the time between two checks whether others changed something.
+/// Longer than the interval between checks for changes by others.
 const NOTICED: std::time::Duration = std::time::Duration::from_millis(2500);
 
 /// Our lines in both tables of `family`, without those that declare chains.
@@ -31,7 +31,7 @@ async fn ours(family: Family) -> String {
     ours.map(|line| format!("{line}\n")).collect()
 }
 
-/// Enters a UDP flow into the table as nat leaves it.
+/// Adds a UDP flow to the conntrack table, in the form that nat gives it.
 fn enter_udp(socket: &mut Socket, client: &str, called: &str, served: &str) {
     let [client, called, served] = [client, called, served].map(|at| at.parse().unwrap());
     let original = Tuple {
@@ -46,7 +46,7 @@ fn enter_udp(socket: &mut Socket, client: &str, called: &str, served: &str) {
     socket.call(&flow, |_| Ok(None::<()>)).unwrap();
 }
 
-/// Returns all UDP flows of `family`, each as "what was called from where answers", in order.
+/// All UDP flows of `family`, in order, each as "what was called from where answers".
 fn udp(socket: &mut Socket, family: Family) -> Vec<String> {
     let flows = flows::list(socket, family, &[Match::all(flows::UDP)]).unwrap();
     let lines = flows
@@ -96,7 +96,7 @@ fn rules_follow_are_repaired_and_go() {
             assert!(step.contains("--dport 443") && step.contains("40001 -j REJECT"));
             assert!(!ours(Family::V6).await.contains("40000"));
 
-            // Someone flushes our chain and drops a jump: a full sync repairs.
+            // Another process flushes our chain and drops a jump: a full sync repairs them.
             let xtables = Xtables::chosen(&Search::new(Family::V4)).await.unwrap().0;
             let sorted = |text: String| {
                 let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
@@ -108,7 +108,7 @@ fn rules_follow_are_repaired_and_go() {
             redirect.sync_both(&desired, None).await.unwrap();
             assert_eq!(sorted(ours(Family::V4).await), sorted(step));
 
-            // A change at that time makes everything be repaired, too.
+            // A change at that time also causes everything to be repaired.
             xtables.restore(&broken).await.unwrap();
             desired.remove(&https);
             redirect.sync_both(&desired, Some(&[https])).await.unwrap();
@@ -131,8 +131,8 @@ fn rules_follow_are_repaired_and_go() {
     });
 }
 
-/// With every engine that there is: the kernel takes trees of chains, and has them in the words
-/// in which they were written; another process finds nothing to write.
+/// With every available engine: the kernel accepts trees of chains, and lists them as they were
+/// written; another process finds nothing to write.
 #[test]
 fn many_frontends_have_trees_of_chains() {
     in_namespace(|| {
@@ -207,7 +207,7 @@ async fn many_in(writer: Writer) {
     assert!(!Redirect::is_there(&Preserved::nothing()).await.unwrap());
 }
 
-/// Returns one of many frontends: service addresses, dense and sparse, and node ports.
+/// One of many frontends: service addresses, dense and sparse, and node ports.
 fn many(family: Family, number: u16) -> (Frontend, Target) {
     let [high, low] = number.wrapping_mul(7919).to_be_bytes();
     let address = match (family, number % 3) {
@@ -258,7 +258,7 @@ fn udp_flows_that_lead_elsewhere_are_forgotten_when_rules_change() {
             assert_eq!(report, Report::default());
             assert_eq!(udp(socket, Family::V4), [good, strange]);
 
-            // Nothing changed: no flows are read.
+            // Nothing changed, so no flows are read.
             let stray = ("10.0.0.1:1002", "10.96.0.10:53", "192.0.2.1:39999");
             enter_udp(socket, stray.0, stray.1, stray.2);
             redirect.sync_both(&desired, None).await.unwrap();
@@ -269,7 +269,7 @@ fn udp_flows_that_lead_elsewhere_are_forgotten_when_rules_change() {
                 .unwrap();
             assert_eq!(udp(socket, Family::V4).len(), 3);
 
-            // Another listener, in one step; and it went, in a full sync.
+            // Another listener, in an incremental sync; then its removal, in a full sync.
             desired.insert(dns, Target::at(39_999));
             redirect.sync_both(&desired, Some(&[dns])).await.unwrap();
             let led = "10.96.0.10:53 192.0.2.1:39999";
@@ -281,14 +281,14 @@ fn udp_flows_that_lead_elsewhere_are_forgotten_when_rules_change() {
     });
 }
 
-/// Returns false if it is noticed that another process changed rules.
+/// Returns false if a change of rules by another process is noticed.
 async fn is_unmodified(capture: &mut Capture) -> bool {
     let modified = capture.externally_modified();
     tokio::time::timeout(NOTICED, modified).await.is_err()
 }
 
-/// Clients may not have been redirected while rules were missing, also where a change of ours wrote
-/// them again before that was noticed.
+/// Clients may not have been redirected while rules were missing, even if a change of ours restored
+/// the rules before that was noticed.
 #[test]
 fn flows_are_forgotten_of_rules_that_a_change_restores() {
     in_namespace(|| {
@@ -325,7 +325,7 @@ async fn restored_in(writer: Writer) {
         let synced = redirect.sync(&desired, &scope, &served, &mut report);
         synced.await.unwrap();
         if step == 1 {
-            // Another process, before that sync is over.
+            // Another process changes rules before that sync has ended.
             let flushed = format!("*nat\n-F {}\nCOMMIT\n", plan::CHAIN);
             writer.xtables.restore(&flushed).await.unwrap();
             enter_udp(socket, "10.0.0.1:1007", "10.96.0.11:53", "10.96.0.11:53");
@@ -338,8 +338,8 @@ async fn restored_in(writer: Writer) {
     Redirect::cleanup(&[Family::V4], &nothing).await.unwrap();
 }
 
-/// This many chains of others jump to each other, and then to ours: the kernel takes no
-/// more below that (`NFT_JUMP_STACK_SIZE` of `net/netfilter/nf_tables.h`).
+/// Number of chains of others that jump to each other, and then to ours: the kernel accepts no more
+/// levels below (`NFT_JUMP_STACK_SIZE` of `net/netfilter/nf_tables.h`).
 const DEEP: u32 = 14;
 
 #[test]
@@ -385,7 +385,7 @@ fn what_could_not_be_written_is_made_good_and_its_flows_with_it() {
     });
 }
 
-/// Returns as many frontends as are in one chain, and one for UDP.
+/// As many frontends as one chain holds, and one for UDP.
 fn many_and_one() -> (Vec<Frontend>, Frontend) {
     let web = |port| frontend(Family::V4, Some("10.96.1.1"), port);
     let dns = Frontend {
@@ -427,7 +427,7 @@ fn a_chain_that_others_lead_to_is_emptied_until_it_can_go() {
             );
             let saved = xtables.saved("nat").await.unwrap();
             assert!(saved.contains(&leads) && !saved.contains(&format!("-A {part}")));
-            // That it stays is no change by another process.
+            // The remaining rule is not a change by another process.
             for _ in 0..2 {
                 redirect.sync_both(&desired, None).await.unwrap();
                 assert!(is_unmodified(&mut redirect).await);

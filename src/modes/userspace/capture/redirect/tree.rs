@@ -1,26 +1,26 @@
-//! A search tree of chains, by which only few of many rules are tried: a chain has few
-//! rules, or jumps to chains for parts of what it is for. Pure.
+//! A search tree of chains, in which a packet is only compared with few of many rules: a chain has
+//! few rules, or jumps to chains for parts of its keys. Pure.
 //!
-//! What is in a chain follows from the keys that begin with its prefix, and from nothing
-//! else: not from other keys, nor from what was there before. So a change of one key
-//! concerns the chains on the way to it, and the same keys always give the same chains.
+//! The contents of a chain only depend on the keys that start with its prefix: neither on other
+//! keys nor on earlier contents. So a change of one key concerns the chains on the path to it, and
+//! the same keys always give the same chains.
 //!
-//! Parts with no more than [`FEW`] keys are leaves. Larger ones are halved, up to four times in one
-//! chain; bits that all keys of a part have in common are passed over, but chains that jump begin
-//! at every fourth bit only, and so stay when a key with fewer of the bits in common is added: then
-//! only another chain jumps to them.
+//! Parts with no more than [`FEW`] keys are leaves. Larger parts are halved, up to four times in
+//! one chain. Bits that all keys of a part have in common are skipped, but chains that jump start
+//! at every fourth bit only, so that they stay when a key with fewer common bits is added: then
+//! just another chain jumps to them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::key::{Key, Prefix, STRIDE};
 
-/// The most rules of a chain that jumps to no others.
+/// Maximum number of rules in a chain that does not jump.
 pub const FEW: usize = 32;
 
 /// Values by key.
 #[derive(Debug)]
 pub struct Tree<V> {
-    /// The values, whose chains follow from their keys.
+    /// The values, from whose keys the chains are derived.
     pub entries: BTreeMap<Key, V>,
 }
 
@@ -29,9 +29,9 @@ pub struct Tree<V> {
 pub enum Step<'a, V> {
     /// The rule of one value.
     Entry(&'a V),
-    /// A jump to the chain that has the values of a part.
+    /// A jump to the chain with the values of a part.
     Jump {
-        /// What all keys of the part begin with.
+        /// Common prefix of all keys of the part.
         within: Prefix,
         /// Prefix of the chain to which it jumps.
         to: Prefix,
@@ -41,11 +41,11 @@ pub enum Step<'a, V> {
 /// Chains of a tree.
 #[derive(Debug)]
 pub struct Chains<'a, V> {
-    /// The step to the first of them, or the one that takes its place.
+    /// The step to the top chain, or the only step that replaces it.
     pub top: Option<Step<'a, V>>,
-    /// Those that were asked for, each before the one that jumps to it.
+    /// The requested chains, each before the chain that jumps to it.
     pub asked: Vec<(Prefix, Vec<Step<'a, V>>)>,
-    /// The others that these jump to.
+    /// Other chains to which these jump.
     pub others: BTreeSet<Prefix>,
 }
 
@@ -57,7 +57,7 @@ impl<V> Default for Tree<V> {
 }
 
 impl<V> Tree<V> {
-    /// Returns the chains that are `asked` for, as far as all chains above them are, too.
+    /// The `asked` chains, as far as all chains above them are asked for, too.
     pub fn chains(&self, asked: &dyn Fn(Prefix) -> bool) -> Chains<'_, V> {
         let mut chains = Chains {
             top: self.step(Prefix::ALL),
@@ -84,7 +84,7 @@ impl<V> Tree<V> {
         into.asked.push((to, steps));
     }
 
-    /// Returns what is in the chain of `prefix`.
+    /// The steps in the chain of `prefix`.
     pub fn chain(&self, prefix: Prefix) -> Vec<Step<'_, V>> {
         if self.is_large(prefix) {
             let mut steps = Vec::new();
@@ -95,7 +95,7 @@ impl<V> Tree<V> {
         entries.map(|(_, value)| Step::Entry(value)).collect()
     }
 
-    /// Adds the steps for the parts of `prefix`, which have as many bits as `until` at most.
+    /// Adds the steps for the parts of `prefix`, which have at most `until` bits.
     fn split<'a>(&'a self, prefix: Prefix, until: u8, steps: &mut Vec<Step<'a, V>>) {
         for part in prefix.parts() {
             if part.length() < until && self.is_large(part) {
@@ -106,7 +106,7 @@ impl<V> Tree<V> {
         }
     }
 
-    /// Returns the step to the values of `part`; `None`: there are none.
+    /// The step to the values of `part`; `None` if there are none.
     fn step(&self, part: Prefix) -> Option<Step<'_, V>> {
         let mut of_part = self.entries.range(part.keys());
         let (first, value) = of_part.next()?;

@@ -33,7 +33,7 @@ fn applied_to(desired: &Desired, family: Family) -> Applied {
     Applied::of(desired, environment(family), &mut Report::default())
 }
 
-/// Returns tables that hold all that is desired.
+/// Tables with the whole desired state.
 fn whole(applied: &Applied, family: Family) -> Tables {
     let nothing = Observed::new(plan::interest);
     let transaction = exact_difference(&nothing, applied.rule_set(), family);
@@ -45,7 +45,7 @@ fn whole(applied: &Applied, family: Family) -> Tables {
 /// An address of the node that may be a Service's, too.
 const SHARED: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 
-/// A packet to a frontend; to a node port, at another address of the node.
+/// A packet to a frontend; for a node port, to another address of the node.
 fn packet(frontend: &Frontend) -> Packet {
     let node = match frontend.family {
         Family::V4 => IpAddr::from([192, 0, 2, 2]),
@@ -59,14 +59,14 @@ fn packet(frontend: &Frontend) -> Packet {
     }
 }
 
-/// Checks that nat redirects what calls `frontend` to its target, or does not translate it.
+/// Checks that nat redirects packets to `frontend` to its target, or does not translate them.
 fn assert_led(tables: &Tables, frontend: &Frontend, target: Option<&Target>) {
     let end = tables.way(Table::Nat, "PREROUTING", packet(frontend)).end;
     let expected = target.map(|target| format!("REDIRECT --to-ports {}", target.port));
     assert_eq!(end, expected, "{frontend}");
 }
 
-/// Returns whether what calls the listener of `frontend` directly is refused.
+/// Returns whether packets sent directly to the listener of `frontend` are refused.
 fn is_refused(tables: &Tables, frontend: &Frontend, target: &Target) -> bool {
     let direct = Packet {
         port: target.port,
@@ -79,7 +79,7 @@ fn is_refused(tables: &Tables, frontend: &Frontend, target: &Target) -> bool {
     way.end.is_some_and(|end| end.starts_with("REJECT"))
 }
 
-/// Addresses close to each other, one with many ports, others far away; the node's is one.
+/// Addresses close to each other, one with many ports, others far away; one is the node's.
 fn frontend() -> impl Strategy<Value = Frontend> {
     let protocol = prop_oneof![
         4 => Just(Protocol::Tcp),
@@ -105,14 +105,14 @@ fn target() -> impl Strategy<Value = Option<Target>> {
     prop::option::weighted(0.7, (40_000_u16..40_200).prop_map(Target::at))
 }
 
-/// What is set at once; sometimes, everything else is removed.
+/// Changes made at once; sometimes everything else is removed.
 fn step() -> impl Strategy<Value = (bool, Vec<(Frontend, Option<Target>)>)> {
     let few = prop::collection::vec((frontend(), target()), 1..4);
     let many = prop::collection::vec((frontend(), target()), 1..120);
     (prop::bool::weighted(0.15), prop_oneof![few, many])
 }
 
-/// Applies a step to tables, and checks them at each moment.
+/// Applies a step to tables, and checks every intermediate state.
 fn apply(applied: &mut Applied, tables: &mut Tables, before: &Desired, after: &Desired) {
     let both = before.keys().chain(after.keys());
     let changed: Vec<Frontend> = both
@@ -144,7 +144,8 @@ fn apply(applied: &mut Applied, tables: &mut Tables, before: &Desired, after: &D
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(cases(48)))]
 
-    /// Step by step or at once: the same chains, in which a packet finds what a map would.
+    /// Incremental and complete writes result in the same chains, in which a packet gets to the
+    /// same listener as by a lookup in a map.
     #[test]
     fn differences_add_up(
         steps in prop::collection::vec(step(), 1..7),
@@ -183,12 +184,12 @@ proptest! {
     }
 }
 
-/// Returns `count` frontends at addresses that are spread over a service network, half of
-/// them dense, and node ports.
+/// Returns `count` frontends: node ports, and addresses that are spread over a service network,
+/// half of them dense.
 fn cluster(family: Family, count: u32) -> Desired {
     let mut seed = 1_u32;
     let mut random = move || {
-        // Numerical Recipes' generator: the upper bits are good.
+        // The generator of Numerical Recipes: its upper bits are good.
         seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         seed >> 8
     };
@@ -320,7 +321,7 @@ fn the_way_to_a_frontend_is_named() {
     }
 }
 
-/// Of all rules of a sync none may be refused, as they are written together.
+/// No rule of a sync may be refused, as all are written together.
 #[test]
 fn sctp_is_not_captured_without_its_match() {
     for family in Family::ALL {

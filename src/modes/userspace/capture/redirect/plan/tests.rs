@@ -13,7 +13,7 @@ fn bare() -> Features {
     Features::all() - (Comment | Addrtype | Dnat | Conntrack | Reject)
 }
 
-/// The rules in words.
+/// The rules as text.
 fn words(rules: &[Rule], family: Family) -> Vec<String> {
     let words = rules.iter().map(|rule| rule.words(family).to_string());
     words.collect()

@@ -1,4 +1,4 @@
-//! The way of a packet through tables, and our chains in them.
+//! The path of a packet through tables, and our chains in them.
 
 use std::{collections::HashSet, net::IpAddr};
 
@@ -16,30 +16,30 @@ pub struct Packet {
     pub address: IpAddr,
     pub protocol: Protocol,
     pub port: u16,
-    /// Whether the address is one of the node's.
+    /// Whether the address belongs to the node.
     pub is_local: bool,
 }
 
-/// Where a packet got to.
+/// The path of a packet.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Way {
-    /// The target of the last rule and what follows it; `None`: no rule ended its way.
+    /// The target of the last rule and the text after it; `None` if no rule ended the path.
     pub end: Option<String>,
-    /// With how many rules it was compared.
+    /// Number of rules with which the packet was compared.
     pub rules: usize,
-    /// How many chains it reached.
+    /// Number of chains that the packet reached.
     pub chains: usize,
 }
 
-/// Questions about tables.
+/// Queries about tables.
 pub trait Walk {
-    /// Returns the rules of our chains.
+    /// The rules of our chains.
     fn ours(&self, table: Table) -> impl Iterator<Item = (&String, &Vec<String>)>;
 
-    /// Returns the chains of ours that no rule jumps to.
+    /// Our chains to which no rule jumps.
     fn unused(&self) -> Vec<&String>;
 
-    /// Returns the way of a packet that comes to `chain`.
+    /// The path of a packet that enters `chain`.
     fn way(&self, table: Table, chain: &str, packet: Packet) -> Way;
 }
 
@@ -94,10 +94,10 @@ fn walk(chains: &Chains, chain: &str, packet: Packet, way: &mut Way) {
 }
 
 impl Packet {
-    /// Returns the target of `rule`, if it matches the packet.
+    /// The target of `rule`, if it matches the packet.
     fn led_by(self, rule: &str) -> Option<&str> {
         let (matches, target) = rule.split_once("-j ")?;
-        // What is quoted is a comment.
+        // Quoted text is a comment.
         let bare: String = matches.split('"').step_by(2).collect();
         let mut words = bare.split(' ').filter(|word| !word.is_empty());
         while let Some(word) = words.next() {
