@@ -1,5 +1,5 @@
-//! Runs the steps of a difference: opens and closes listeners, swaps routing, and
-//! keeps what capture is to bring to them.
+//! Runs the steps of a difference: opens and closes listeners, swaps routing, and maintains the
+//! desired state of capture.
 
 mod close;
 mod compare;
@@ -39,7 +39,7 @@ use crate::{
     services::{ServiceMap, ServicePort, ServicePortName},
 };
 
-/// The service groups that exist, and what is captured for them.
+/// The existing service groups and the desired state of capture.
 pub struct Executor {
     shared: Arc<Shared>,
     ports: RedirectPorts,
@@ -47,15 +47,15 @@ pub struct Executor {
     expected: Expected,
     loads: Loads,
     assignments: Arc<Assignments>,
-    /// What is to be captured, each with its local port.
+    /// Frontends to capture, each with its local port.
     desired: Desired,
-    /// Changes of `desired` that capture has not seen.
+    /// Changes of `desired` since the last call of [`Executor::take_changed`].
     changed: BTreeSet<Frontend>,
-    /// What is closed at the end of a sync.
+    /// Steps that wait for the end of a sync.
     closing: BTreeMap<ServicePortName, Vec<Closing>>,
     /// Released frontends that stay captured while connections use them.
     lingering: BTreeSet<Frontend>,
-    /// Connections to frontends that came in by listeners which are closed by now.
+    /// Connections to frontends that arrived through listeners that have been closed.
     used: BTreeMap<Frontend, Vec<InUse>>,
     /// Sockets of an ended process that no group has taken.
     inherited: InheritedSockets,
@@ -65,20 +65,20 @@ pub struct Executor {
     /// The other processes that the current sync acts on.
     others: OtherProcesses,
     progress: PerFamily<SyncProgress>,
-    /// What helps where another program has the port of an address.
+    /// Remedy if another program uses the port of an address.
     if_taken: &'static str,
-    /// The sockets of other programs, if an update found an address taken.
+    /// The sockets of other programs, if an update found an address in use.
     present: Option<Sockets>,
-    /// Last, so that all that listens on them is dropped before.
+    /// Declared last, so that all listeners on the workers are dropped first.
     workers: Workers,
 }
 
-/// Places of a ServicePort that could not be bound, each with the reason.
+/// Places of a ServicePort that could not be bound or captured, each with the reason.
 type Failed = BTreeMap<(GroupKind, Place), String>;
 
 impl Executor {
-    /// Returns an executor with no groups yet, with workers of its own. `if_taken`
-    /// says what helps where another program has the port of an address.
+    /// Starts an executor with its own workers and no groups yet. `if_taken` is the remedy if
+    /// another program uses the port of an address.
     ///
     /// # Errors
     /// When its threads cannot be started.
@@ -114,12 +114,12 @@ impl Executor {
         })
     }
 
-    /// Returns what all connections of its groups share.
+    /// State shared by all connections of its groups.
     pub fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
 
-    /// Returns which endpoint each client is assigned to.
+    /// The endpoint to which each client is assigned.
     pub fn assignments(&self) -> &Arc<Assignments> {
         &self.assignments
     }
@@ -134,8 +134,8 @@ impl Executor {
         }
     }
 
-    /// Brings the service groups of the ServicePorts `names` to what `plan` says of
-    /// those that `map` has. `done` gets the reasons for what is not in force.
+    /// Brings the service groups of the ServicePorts `names` to the state that `plan` returns for
+    /// those in `map`. `done` is called with the reasons for everything that is not applied.
     pub fn update(
         &mut self,
         names: BTreeSet<ServicePortName>,
@@ -145,8 +145,7 @@ impl Executor {
         mut done: impl FnMut(ServicePortName, Result<(), String>),
     ) {
         self.shared.captured.serve_node_ports(node);
-        // Known before the first listener is opened, which is then on as many workers as
-        // all of them may be.
+        // Must be known before the first listener is opened, as it decides how many workers listen.
         let mut claims = Vec::new();
         for name in &names {
             let plans = map
@@ -162,13 +161,13 @@ impl Executor {
             let of_family = names.iter().filter(|name| name.family == family);
             progress.begin("ServicePorts", of_family.count());
         }
-        // Removals first: another Service may get what one gives up.
+        // Removals first: another Service may get a released address.
         let (present, gone): (Vec<_>, Vec<_>) =
             names.into_iter().partition(|name| map.get(name).is_some());
         for name in gone.into_iter().chain(present) {
             let plans = map.get(&name).and_then(|port| plan(port));
             if plans.is_none() {
-                // Which of its clients stay on which endpoint does not matter any more, either.
+                // The assignments of its clients do not matter any more, either.
                 self.assignments.remove(&name);
             }
             let mut plans = plans.unwrap_or_default();
@@ -195,12 +194,12 @@ impl Executor {
         }
     }
 
-    /// Returns what counts how far a sync of each family is.
+    /// Progress of each family's sync.
     pub fn progress(&self) -> &PerFamily<SyncProgress> {
         &self.progress
     }
 
-    /// Counts what of `scopes` is captured from now on.
+    /// Starts counting the frontends of `scopes` that are being captured.
     pub fn count_captured(&self, scopes: &Scopes) {
         for (family, scope) in scopes.iter() {
             let Some(scope) = scope else { continue };
@@ -214,12 +213,12 @@ impl Executor {
         }
     }
 
-    /// Returns the loads of all service groups, which can be read at any time.
+    /// The loads of all service groups, which can be read at any time.
     pub fn loads(&self) -> Loads {
         self.loads.clone()
     }
 
-    /// Returns what exists of `port`.
+    /// The existing groups of `port`.
     fn applied(&self, port: &ServicePortName) -> Applied {
         let mut applied = Applied::new();
         for kind in GroupKind::ALL {
@@ -244,12 +243,12 @@ impl Executor {
         applied
     }
 
-    /// Returns the ServicePorts that have groups.
+    /// The ServicePorts that have groups.
     pub fn ports(&self) -> impl Iterator<Item = &ServicePortName> {
         self.groups.keys().map(|name| &name.port)
     }
 
-    /// Returns how many service groups of `family` listen somewhere.
+    /// Number of service groups of `family` that have a listener.
     pub fn listening(&self, family: Family) -> usize {
         let groups = self.groups.iter();
         let groups = groups.filter(|(name, _)| name.port.family == family);
@@ -258,23 +257,23 @@ impl Executor {
             .count()
     }
 
-    /// Returns the ServicePort that `frontend` belongs to.
+    /// The ServicePort that owns `frontend`.
     pub fn owner(&self, frontend: &Frontend) -> Option<ServicePortName> {
         self.shared.captured.owner(frontend).map(|name| name.port)
     }
 
-    /// Returns what is to be captured.
+    /// The frontends to capture.
     pub fn desired(&self) -> &Desired {
         &self.desired
     }
 
-    /// Returns what of it changed since the last call.
+    /// The frontends that changed since the last call.
     pub fn take_changed(&mut self) -> BTreeSet<Frontend> {
         mem::take(&mut self.changed)
     }
 
-    /// Runs the steps of a difference that are due at once, and keeps the others for
-    /// [`Executor::close`]. The error says what is not in force and why.
+    /// Runs the immediate steps of a difference, and keeps the others for [`Executor::close`]. The
+    /// error names everything that is not applied, with the reasons.
     fn open(&mut self, port: &ServicePortName, steps: Steps) -> Result<(), String> {
         let mut failed = Failed::new();
         for step in steps.open {
@@ -366,7 +365,7 @@ impl Executor {
         }
     }
 
-    /// Records that `frontends` are of the group `name`.
+    /// Records that the group `name` owns `frontends`.
     fn own(&mut self, name: &GroupName, frontends: &[Frontend]) {
         for frontend in frontends {
             self.shared.captured.insert(*frontend, name);
@@ -374,7 +373,7 @@ impl Executor {
         }
     }
 
-    /// Makes the group of `plan` send its traffic as planned; creates it if there is none.
+    /// Routes the traffic of the group as in `plan`; creates the group if needed.
     fn reroute(&mut self, plan: &GroupPlan) {
         let affinity = plan.affinity;
         let shared = &self.shared;
@@ -427,8 +426,8 @@ impl Executor {
         Ok(())
     }
 
-    /// Listens on the local port of a group. Another program may have taken it
-    /// while nothing listened there: another port serves as well.
+    /// Listens on the local port of a group. If another program took that port while nothing
+    /// listened on it, another port is used.
     fn listen_on_local_port(&mut self, name: &GroupName) -> Result<(), String> {
         loop {
             let port = self.groups.get(name).and_then(|g| g.local_port.as_ref());
@@ -490,8 +489,7 @@ impl Executor {
         self.changed.insert(*frontend);
     }
 
-    /// Sets the filters of all listeners anew, because other clients are cluster-local
-    /// now.
+    /// Sets the filters of all listeners again, because the set of cluster-local clients changed.
     pub fn filter_all(&mut self) {
         for (name, group) in &mut self.groups {
             let filtered = group.filter(name.port.family, &self.shared.cluster_local);

@@ -1,4 +1,4 @@
-//! How packets find their way in userspace mode.
+//! Paths of packets in userspace mode.
 
 use std::net::SocketAddr;
 
@@ -16,7 +16,7 @@ use crate::{
     services::{ServiceMap, ServicePort},
 };
 
-/// What userspace mode does on every node.
+/// Properties of userspace mode, which are the same on every node.
 pub(in crate::modes) const PROPERTIES: Properties = Properties {
     mode: ModeName::Userspace,
     carrier: Carrier::Sockets,
@@ -68,7 +68,7 @@ impl Explain for Userspace {
         let mut objects = self.executor.listeners(&port.name);
         for frontend in frontends {
             for object in self.capture.objects(&frontend) {
-                // Frontends share some of them.
+                // Frontends share some objects.
                 if !objects.contains(&object) {
                     objects.push(object);
                 }

@@ -1,4 +1,4 @@
-//! The present loads of endpoints, for those who ask.
+//! Current loads of endpoints, for status requests.
 
 use std::{
     net::SocketAddr,
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::services::ServicePortName;
 
-/// The service groups that exist, shared with those who ask for their loads.
+/// The existing service groups, shared with the readers of their loads.
 #[derive(Clone, Debug)]
 pub struct Loads {
     groups: Arc<Mutex<HashMap<GroupName, Weak<ServiceGroup>>>>,
@@ -23,7 +23,7 @@ pub struct Loads {
     captured: Arc<Captured>,
 }
 
-/// The load of an endpoint now, and what it had so far.
+/// The current load of an endpoint, and its totals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndpointLoad {
     /// Number of open TCP connections, or of UDP clients.
@@ -39,18 +39,18 @@ pub struct EndpointLoad {
     pub ejected: bool,
 }
 
-/// How often the limits of a Service kept connections out.
+/// Number of connections that the limits of a Service refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limited {
-    /// The Service had as much as it may.
+    /// Refused because of the Service's limit.
     pub service: u64,
-    /// A client of it had as much as it may.
+    /// Refused because of the client's limit.
     pub client: u64,
 }
 
 impl Loads {
-    /// Returns loads without groups yet, whose tries to reach endpoints are in `dials`; calls of
-    /// addresses that are `captured` come back.
+    /// Loads without any groups yet. `dials` has the attempts to reach endpoints; connections to
+    /// addresses that are `captured` come back to this process.
     pub(super) fn new(dials: &Arc<DialLog>, captured: &Arc<Captured>) -> Loads {
         Loads {
             groups: Arc::default(),
@@ -59,13 +59,13 @@ impl Loads {
         }
     }
 
-    /// Returns what is remembered of tries to reach endpoints, for those who follow some.
+    /// Recent attempts to reach endpoints, for those who follow some.
     pub fn dials(&self) -> &DialLog {
         &self.dials
     }
 
-    /// Returns how often the limits of the Service of `port` kept connections out, at whichever of
-    /// its ports; `None`: the port is not served.
+    /// Number of connections that the limits of the Service of `port` refused, at any of its ports;
+    /// `None` if the port is not served.
     pub fn limited(&self, port: &ServicePortName) -> Option<Limited> {
         let groups = self.groups.lock();
         let mut groups = GroupKind::ALL
@@ -78,8 +78,8 @@ impl Loads {
         })
     }
 
-    /// Returns the load of each endpoint of `port` that clients may reach, or that has left while
-    /// connections to it are open.
+    /// The load of each endpoint of `port` that clients may reach, and of each removed one that
+    /// still has open connections.
     pub fn of(&self, port: &ServicePortName) -> HashMap<SocketAddr, EndpointLoad> {
         let mut loads: HashMap<SocketAddr, EndpointLoad> = HashMap::new();
         let groups = self.groups.lock();
@@ -103,8 +103,8 @@ impl Loads {
         loads
     }
 
-    /// Returns the endpoints of `port` that get no new connections while others are there, as they
-    /// did not answer lately.
+    /// The endpoints of `port` that get no new connections while others are available, because they
+    /// did not answer recently.
     pub fn ejected(&self, port: &ServicePortName) -> HashSet<SocketAddr> {
         let groups = self.groups.lock();
         let groups = GroupKind::ALL
@@ -113,7 +113,7 @@ impl Loads {
         groups.flat_map(|group| group.passed_over()).collect()
     }
 
-    /// Returns the ServicePort for which calls of `endpoint` come back to this process; `None`:
+    /// The ServicePort for which connections to `endpoint` come back to this process; `None` if
     /// they do not.
     pub fn comes_back(&self, protocol: Protocol, endpoint: SocketAddr) -> Option<ServicePortName> {
         self.captured.owner_at(protocol, endpoint)

@@ -1,10 +1,10 @@
-//! Userspace mode: accept a connection, pick an endpoint, splice the bytes;
-//! when a backend does not answer, retry on another.
+//! Userspace mode: accepts a connection, picks an endpoint and splices the bytes; when a backend
+//! does not answer, retries with another.
 //!
-//! `plan` says which service groups a ServicePort needs, `diff` what to do about them,
-//! and `execute` does it: a group has a set of `listeners`, and [`capture`] brings the
-//! packets to them. What relays the bytes (`proxy`) runs on the workers, sees service
-//! groups only, and reads them without locks.
+//! `plan` determines the service groups of a ServicePort, `diff` the steps to create them, and
+//! `execute` runs these: a group has a set of `listeners`, to which [`capture`] directs the
+//! packets. The code that relays bytes (`proxy`) runs on the workers, knows only service groups,
+//! and reads them without locks.
 
 pub(super) mod assignments;
 pub mod capture;
@@ -80,7 +80,7 @@ use crate::{
     services::{Node, ServiceMap, ServicePort, ServicePortName},
 };
 
-/// Userspace mode: what decides, and the workers that relay the bytes.
+/// Userspace mode: the control path, and the workers that relay the bytes.
 pub struct Userspace {
     options: Options,
     executor: Executor,
@@ -88,22 +88,22 @@ pub struct Userspace {
     return_path: ReturnPath,
     families: PerFamily<FamilyState<Pending>>,
     node: NodeContext,
-    /// The node-port addresses that the mode has acted on.
+    /// The node-port addresses at the last sync.
     served: ActedOn,
-    /// Why the node's addresses are those that were listed last; `None`: they are up to date.
+    /// Why the node's addresses are those of an earlier listing; `None` if they are up to date.
     unlisted: Option<String>,
     unserved: Unserved,
-    /// The other processes because of which a sync was asked for.
+    /// The other processes for which a sync was requested.
     reported: OtherProcesses,
     handover: Handover,
-    /// Whether it is known where rules of an ended process redirect to.
+    /// Whether the ports to which rules of an ended process redirect are known.
     knows_previous_ports: PerFamily<bool>,
-    /// Whether settings of the kernel were written, as far as they can be.
+    /// Whether the kernel settings were written, as far as possible.
     is_prepared: bool,
 }
 
 impl Userspace {
-    /// Returns the mode on a `kernel` that was examined, not serving anything yet.
+    /// The mode on a `kernel` that was examined; it does not serve anything yet.
     ///
     /// # Errors
     /// When its threads cannot be started.
@@ -148,17 +148,17 @@ impl Userspace {
         })
     }
 
-    /// Returns the loads of endpoints, which can be read at any time.
+    /// The loads of endpoints, which can be read at any time.
     pub fn loads(&self) -> Loads {
         self.executor.loads()
     }
 
-    /// Returns what talks to processes that take over, or from which this one does.
+    /// The handover to and from other processes.
     pub fn handover(&self) -> Handover {
         self.handover.clone()
     }
 
-    /// Returns how much of each family a sync is to compare.
+    /// The extent of each family's sync.
     fn extents(&self, asked: Asked<'_>) -> PerFamily<Option<Extent>> {
         asked.map(|family, changes| {
             let changes = changes?;
@@ -169,7 +169,7 @@ impl Userspace {
         })
     }
 
-    /// Writes settings of the kernel, once: what is set later is an administrator's choice.
+    /// Writes kernel settings once: later changes are an administrator's choice.
     fn write_settings(&mut self) {
         if mem::replace(&mut self.is_prepared, true) {
             return;
@@ -186,8 +186,8 @@ impl Userspace {
         }
     }
 
-    /// Finds out where rules of an ended process redirect to, before anything listens.
-    /// Returns why that is not known of a family.
+    /// Determines the ports to which rules of an ended process redirect, before anything listens.
+    /// Returns why they are not known for a family.
     async fn take_previous_ports(
         &mut self,
         extents: &PerFamily<Option<Extent>>,
@@ -208,7 +208,7 @@ impl Userspace {
         unknown
     }
 
-    /// Keeps the return path for answers to shown clients in force, where it is due.
+    /// Updates the return path for answers to shown clients in the families that are due.
     async fn sync_return_path(&mut self, extents: PerFamily<Option<Extent>>) {
         let due = extents.map(|family, extent| match extent {
             Some(Extent::Full) => true,
@@ -223,8 +223,8 @@ impl Userspace {
         }
     }
 
-    /// Brings the service groups of the ServicePorts that are due to what `map`
-    /// has, and closes what local capture need not keep.
+    /// Brings the service groups of due ServicePorts to the state of `map`, and closes what local
+    /// capture need not keep.
     fn sync_groups(
         &mut self,
         map: &ServiceMap,
@@ -266,14 +266,14 @@ impl Userspace {
         self.executor.end_lingering(due);
     }
 
-    /// Closes what is due of those `families` that are captured by `method`.
+    /// Runs the waiting steps for those `families` that are captured by `method`.
     fn close(&mut self, method: Method, families: PerFamily<bool>) {
         let methods = &self.node.methods;
         let due = families.map(|family, due| due && *methods.get(family) == method);
         self.executor.close(due);
     }
 
-    /// Returns what capture is to compare.
+    /// The scope of each family's capture.
     fn scopes(&mut self, asked: Asked<'_>, extents: PerFamily<Option<Extent>>) -> Scopes {
         for frontend in self.executor.take_changed() {
             let state = self.families.get_mut(frontend.family);
@@ -283,8 +283,8 @@ impl Userspace {
         extents.map(|family, extent| {
             let pending = families.get_mut(family).pending();
             let changed = extent.and_then(|_| *asked.get(family));
-            // A ServicePort may get a frontend that could not be captured before, and was left
-            // there for connections.
+            // A ServicePort may get a frontend that could not be captured before and was kept for
+            // connections.
             let is_changed = |frontend: &&Frontend| {
                 let owner = executor.owner(frontend);
                 owner.is_some_and(|owner| changed.is_some_and(|all| all.ports.contains(&owner)))
@@ -292,7 +292,7 @@ impl Userspace {
             let again = pending.uncaptured.keys();
             let again = again.filter(|one| extent >= Some(Extent::Retry) || is_changed(one));
             pending.changed.extend(again);
-            // One that is not due has its turn later.
+            // A family that is not due is synced later.
             let extent = extent?;
             let scope = Scope {
                 extent,
@@ -304,8 +304,8 @@ impl Userspace {
         })
     }
 
-    /// Records what capture of `family` did, if it was `captured`, and completes
-    /// the report of its sync.
+    /// Records the results of capture of `family`, if it was `captured`, and completes the report
+    /// of its sync.
     fn finish(
         &mut self,
         family: Family,
@@ -339,7 +339,7 @@ impl Userspace {
         report
             .unfinished
             .extend(self.return_path.unfinished(family).cloned());
-        // Capture may have found the same.
+        // Capture may have reported the same.
         let unlisted = self.unlisted.iter();
         let unlisted = unlisted.filter(|why| !report.unfinished.contains(why));
         let unlisted: Vec<_> = unlisted.cloned().collect();
@@ -348,7 +348,7 @@ impl Userspace {
         report
     }
 
-    /// Counts as cluster-local the clients that `node` and its addresses say.
+    /// Updates the cluster-local clients from `node` and its addresses.
     fn update_cluster_local(&mut self, node: Option<&Node>) {
         let clients = &self.executor.shared().cluster_local;
         if clients.update(node, &self.node.addresses) {
@@ -380,7 +380,7 @@ impl Mode for Userspace {
             }
         }
         let extents = self.extents(asked);
-        // First: while there are some to be taken, syncs are asked for.
+        // First: as long as inherited sockets arrive, further syncs are requested.
         self.executor.take_inherited();
         if let Err(error) = self.update_node(extents) {
             return both_failed(asked, error);
@@ -407,8 +407,8 @@ impl Mode for Userspace {
             capture::Outcomes::default()
         };
         drop(capturing);
-        // A family that was not asked for has its turn later; one of which it is not known what an
-        // ended process left keeps the other one's connections from nothing.
+        // A family that was not asked for is synced later. A family whose leftovers of an ended
+        // process are not known does not affect the other one's connections.
         let is_of_all = asked.v4.is_some() && asked.v6.is_some();
         if is_of_all && extents.iter().any(|(_, extent)| extent.is_some()) {
             self.handover.acted_on(others);
@@ -441,7 +441,7 @@ impl Mode for Userspace {
 
     async fn compare(&mut self, _: &ServiceMap) -> Compared {
         if self.executor.yields() {
-            // The other process captures, and knows what is to be there.
+            // The other process captures, and knows the desired state.
             return Compared::default();
         }
         let captured = self.capture.compare(self.executor.desired()).await;

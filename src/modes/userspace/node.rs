@@ -1,4 +1,4 @@
-//! Keeping up to date what of the node decides about listeners.
+//! Keeps the node's state up to date as far as listeners depend on it.
 
 use std::sync::Arc;
 
@@ -11,9 +11,9 @@ use super::{
 };
 
 impl Userspace {
-    /// Updates what of the node decides about listeners, if it is due or not known. Where its
-    /// addresses cannot be listed, those that were listed last stay: what is unknown is not gone,
-    /// and nothing but node ports depends only on them.
+    /// Updates the node's state that listeners depend on, if that is due or it is not known. If its
+    /// addresses cannot be listed, the previous ones stay: unknown addresses are not gone, and only
+    /// node ports depend on them alone.
     ///
     /// # Errors
     /// When the addresses cannot be listed and never were.

@@ -1,5 +1,5 @@
-//! The data path of this mode for node ports at addresses that only this node itself
-//! calls, in modes whose kernel part does not translate what is sent there.
+//! The data path of this mode for node ports on addresses that only this node calls, in modes whose
+//! kernel part does not translate such packets.
 //!
 //! Nothing is captured: it listens on the addresses themselves.
 
@@ -32,10 +32,10 @@ use crate::{
     services::{Changes, ServiceMap, ServicePort, ServicePortName},
 };
 
-/// What helps where another program has a node port.
+/// Remedy if another program uses a node port.
 const IF_TAKEN: &str = "bind it to other addresses, or leave loopback out of --nodeport-addresses";
 
-/// What is counted of it, under kube-proxy's names (KEP-6032).
+/// Metrics of the relay, under kube-proxy's names (KEP-6032).
 #[derive(Clone, Debug)]
 pub struct RelayMetrics {
     listeners: IntGaugeVec,
@@ -43,7 +43,7 @@ pub struct RelayMetrics {
 }
 
 impl RelayMetrics {
-    /// Returns metrics that are all zero, and shown by `registry`.
+    /// Registers the metrics with `registry`, at zero.
     ///
     /// # Errors
     /// When `registry` has metrics of these names already.
@@ -65,8 +65,7 @@ impl RelayMetrics {
     }
 }
 
-/// Returns the node port of `port`, if it is one that is relayed, and the endpoints that
-/// its connections may reach.
+/// The node port of `port`, if it is relayed, and the endpoints that its connections may reach.
 pub fn relayed(port: &ServicePort) -> Option<(u16, Vec<SocketAddr>)> {
     let plan = plan::node_port(port, SchedulerName::default())?;
     let targets = plan.targets.iter().filter(|target| target.weight > 0);
@@ -76,20 +75,20 @@ pub fn relayed(port: &ServicePort) -> Option<(u16, Vec<SocketAddr>)> {
     ))
 }
 
-/// Listeners on node ports, TCP alone, and the workers that relay their connections.
+/// Listeners on node ports (TCP only), and the workers that relay their connections.
 pub struct NodePortRelay {
     scheduler: SchedulerName,
     executor: Executor,
     families: PerFamily<FamilyState<()>>,
     node: NodeContext,
-    /// The other processes because of which a sync was asked for.
+    /// The other processes for which a sync was requested.
     reported: OtherProcesses,
     handover: Handover,
     metrics: RelayMetrics,
 }
 
 impl NodePortRelay {
-    /// Returns a relay for `addresses` of the node that listens nowhere yet.
+    /// A relay for `addresses` of the node that does not listen yet.
     ///
     /// # Errors
     /// When its threads cannot be started.
@@ -120,7 +119,7 @@ impl NodePortRelay {
         })
     }
 
-    /// Returns what talks to processes that take over, or from which this one does.
+    /// The handover to and from other processes.
     pub fn handover(&self) -> Handover {
         self.handover.clone()
     }
@@ -131,8 +130,8 @@ impl NodePortRelay {
         addresses.any(|address| Family::of(address) == family)
     }
 
-    /// Makes the listeners match what `map` has of the families that are `asked` for.
-    /// Returns what of each is not in force.
+    /// Makes the listeners match `map` for the families that are `asked` for. Returns the failures
+    /// of each family.
     pub fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> PerFamily<Option<SyncReport>> {
         let others = self.handover.other_processes();
         let handed_over = self.handover.differs(&others);
@@ -148,7 +147,7 @@ impl NodePortRelay {
             let changes = changes.filter(|_| self.serves(family))?;
             Some(self.sync_family(family, map, changes))
         });
-        // Until there is a listener, there is nothing to hand over.
+        // Without a listener there is nothing to hand over.
         let listens = self.executor.ports().next().is_some() || self.handover.has_served();
         if listens && asked.v4.is_some() && asked.v6.is_some() {
             self.handover.acted_on(others);
@@ -157,13 +156,12 @@ impl NodePortRelay {
         reports
     }
 
-    /// Returns the listeners of `family` that are missing.
     pub fn missing_listeners(&self, family: Family) -> Vec<Difference> {
         let failed = self.families.get(family).failed();
         self.executor.missing_listeners(family, failed)
     }
 
-    /// Returns what is to listen for `port`.
+    /// The listeners of `port`, as text.
     pub fn listeners(&self, port: &ServicePortName) -> Vec<String> {
         self.executor.listeners(port)
     }
@@ -201,7 +199,7 @@ impl NodePortRelay {
         report
     }
 
-    /// Returns the ServicePorts that a sync of `family` compares.
+    /// The ServicePorts that a sync of `family` compares.
     fn due(
         &self,
         family: Family,
@@ -219,8 +217,8 @@ impl NodePortRelay {
         changes.ports.iter().chain(again).cloned().collect()
     }
 
-    /// Waits until another process takes over from this one, or does not any more:
-    /// then a sync of both families is due.
+    /// Waits until another process starts or stops taking over from this one; then a sync of both
+    /// families is due.
     pub async fn other_processes_changed(&mut self) {
         self.reported = self.handover.changed(self.reported).await;
     }
@@ -242,8 +240,8 @@ mod tests {
         services::service_ports::{endpoint, endpoints, service_port},
     };
 
-    /// A loopback address of this process's own, where all ports are free: process ids
-    /// have 22 bits (proc(5), `pid_max`).
+    /// A loopback address that only this process uses, where all ports are free: process ids have
+    /// 22 bits (proc(5), `pid_max`).
     fn own_address() -> IpAddr {
         let own = std::process::id() & 0x3f_ffff;
         std::net::Ipv4Addr::from_bits(0x7f80_0000 | own).into()
@@ -297,7 +295,7 @@ mod tests {
         stream.read_exact(&mut byte).map(|()| byte[0])
     }
 
-    /// Waits until calls fail: a worker closes the socket after what came before.
+    /// Waits until calls fail: a worker first handles earlier messages, then closes the socket.
     fn comes_to_fail(port: u16) {
         let begun = Instant::now();
         while call(port).is_ok() {
@@ -306,7 +304,7 @@ mod tests {
         }
     }
 
-    /// A sync of IPv4 alone.
+    /// Syncs IPv4 alone.
     fn sync(relay: &mut NodePortRelay, map: &ServiceMap, changes: &Changes) -> SyncReport {
         let asked = PerFamily {
             v4: Some(changes),

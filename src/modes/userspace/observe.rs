@@ -1,11 +1,11 @@
-//! What is read of the node.
+//! State that is read from the node.
 
 use std::net::IpAddr;
 
 use super::capture::Error;
 use crate::node;
 
-/// Returns the node's own addresses on which node ports can be served, sorted.
+/// The node's own addresses on which node ports can be served, sorted.
 ///
 /// # Errors
 /// When the kernel cannot list them.

@@ -1,4 +1,4 @@
-//! How the data path is to run.
+//! Settings of the data path.
 
 use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
@@ -26,16 +26,15 @@ use crate::{
     sched::SchedulerName,
 };
 
-/// What helps where another program has the port of a service address.
+/// Remedy if another program uses the port of a service address.
 pub(super) const IF_TAKEN: &str = "bind it to one address, or use --userspace-capture=redirect";
 
-/// How the mode is to run.
+/// Settings of the mode.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The node's name.
     pub node: Arc<str>,
-    /// `--proxy-port-range`: local ports for redirect capture; `None`: free ports that the kernel
-    /// picks.
+    /// `--proxy-port-range`: local ports for redirect capture; `None` for free ports that the
+    /// kernel picks.
     pub port_range: Option<RangeInclusive<u16>>,
     /// `--udp-timeout`: how long an idle UDP client keeps its backend.
     pub udp_timeout: Duration,
@@ -51,22 +50,22 @@ pub struct Options {
     pub transparent: bool,
     /// `--userspace-dial-attempts` and `--userspace-dial-timeout`.
     pub dial: DialLimits,
-    /// `--userspace-tcp-user-timeout`: how long a peer may leave data unacknowledged;
-    /// zero: as long as the kernel allows.
+    /// `--userspace-tcp-user-timeout`: how long a peer may leave data unacknowledged; zero for the
+    /// kernel's limit.
     pub tcp_user_timeout: Duration,
     /// `--userspace-max-connections` and `--userspace-max-connections-per-client`.
     pub limits: ConnectionLimits,
-    /// `--userspace-holder-socket`: what keeps sockets from one process to the next.
+    /// `--userspace-holder-socket`: the holder that keeps sockets from one process to the next.
     pub holding: Holding,
     /// `--userspace-io`: rings for the threads of the data path.
     pub rings: Rings,
 }
 
-/// The most threads of the data path when none are asked for: more would multiply
-/// listening sockets for little.
+/// Maximum number of threads of the data path if no number is given: more would multiply listening
+/// sockets for little benefit.
 const MOST_WORKERS: usize = 8;
 
-/// Returns how many threads `--userspace-workers=asked` stands for.
+/// The number of threads for `--userspace-workers=asked`.
 pub fn workers(asked: usize) -> usize {
     match asked {
         0 => std::thread::available_parallelism().map_or(1, |n| n.get().min(MOST_WORKERS)),
@@ -75,8 +74,7 @@ pub fn workers(asked: usize) -> usize {
 }
 
 impl Options {
-    /// Returns what all connections and associations of a data path share, which
-    /// counts with `counters`.
+    /// State shared by all connections and associations of a data path, counting with `counters`.
     pub(super) fn shared(&self, counters: Counters) -> Arc<Shared> {
         let cluster_local = Arc::new(ClusterLocal::new(self.detect_local.clone()));
         let limit = memory_limit::of_this_process();

@@ -1,4 +1,4 @@
-//! The part of a difference that is due when nothing is sent to it any more.
+//! Steps of a difference that wait until nothing is sent to a listener or group any more.
 
 use std::mem;
 
@@ -14,7 +14,7 @@ use crate::{
 };
 
 impl Executor {
-    /// Closes what is due of the `families`.
+    /// Runs the waiting steps of the `families`.
     pub fn close(&mut self, families: PerFamily<bool>) {
         let closing = mem::take(&mut self.closing);
         for (port, due) in closing {
@@ -26,7 +26,8 @@ impl Executor {
                 self.close_one(&port, closing);
             }
         }
-        // Workers close the sockets; this makes runs of the simulation follow from their seed.
+        // Workers close the sockets; waiting makes runs of the simulation reproducible from their
+        // seed.
         #[cfg(test)]
         self.workers.wait();
     }
@@ -41,8 +42,8 @@ impl Executor {
                     return;
                 };
                 let frontend = Frontend::service(port.protocol, address.ip(), address.port());
-                // A listener may close long before its frontend is released: while no endpoint
-                // is ready, for instance.
+                // A listener may be closed long before its frontend is released, for instance while
+                // no endpoint is ready.
                 if self.desired.contains_key(&frontend) {
                     self.used.entry(frontend).or_default().push(in_use);
                 }
@@ -61,8 +62,9 @@ impl Executor {
         }
     }
 
-    /// Stops capturing released frontends of `families` that no connection uses any
-    /// more. Connections of an earlier process are not known here: until it has ended, all stay.
+    /// Stops capturing released frontends of `families` that no connection uses any more.
+    /// Connections of an earlier process are not known here: until that process has ended, all of
+    /// them stay.
     pub fn end_lingering(&mut self, families: PerFamily<bool>) {
         self.used.retain(|_, uses| {
             uses.retain(|one| one.strong_count() > 0);
@@ -80,8 +82,7 @@ impl Executor {
         }
     }
 
-    /// Reports the frontends of `family` that stay captured until their last connection
-    /// ends.
+    /// Reports the frontends of `family` that stay captured until their last connection ends.
     pub fn report_lingering(&self, family: Family, report: &mut SyncReport) {
         let all = self.lingering.iter();
         let all = all.filter(|frontend| frontend.family == family);

@@ -1,4 +1,4 @@
-//! How listeners differ from what is to be there.
+//! Differences between the current and the desired listeners.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
@@ -14,8 +14,8 @@ use crate::{
 };
 
 impl Executor {
-    /// Returns the listeners of `family` that are missing: those that could not be opened,
-    /// with the reasons in `failed`, and those that no longer listen.
+    /// The missing listeners of `family`: those that could not be opened, with the reasons in
+    /// `failed`, and those that no longer listen.
     pub fn missing_listeners(
         &self,
         family: Family,
@@ -37,8 +37,8 @@ impl Executor {
         missing
     }
 
-    /// Makes the groups of `port` listen again where another program closed a socket.
-    /// The error says why one cannot.
+    /// Makes the groups of `port` listen again if another program closed a socket. The error says
+    /// why one of them cannot.
     pub(super) fn reopen_ended(&mut self, port: &ServicePortName) -> Result<(), String> {
         let mut outcome = Ok(());
         for name in GroupKind::ALL.map(|kind| GroupName::of(port, kind)) {
@@ -52,7 +52,7 @@ impl Executor {
         outcome
     }
 
-    /// Returns what is to listen for `port`.
+    /// The listeners that `port` has, as text.
     pub fn listeners(&self, port: &ServicePortName) -> Vec<String> {
         let groups = GroupKind::ALL.map(|kind| self.groups.get(&GroupName::of(port, kind)));
         let groups = groups.into_iter().flatten();

@@ -1,4 +1,4 @@
-//! How many addresses are listened on when all Services are served.
+//! Number of addresses with listeners when all Services are served.
 
 use hashbrown::HashMap;
 
@@ -10,7 +10,7 @@ use crate::{
     services::ServicePortName,
 };
 
-/// The addresses of each ServicePort, whether it has endpoints now or not.
+/// Number of addresses of each ServicePort, whether or not it has endpoints now.
 #[derive(Debug, Default)]
 pub(super) struct Expected {
     of_ports: HashMap<ServicePortName, usize>,
@@ -18,12 +18,12 @@ pub(super) struct Expected {
 }
 
 impl Expected {
-    /// Returns how many all have.
+    /// Total number of addresses.
     pub(super) fn addresses(&self) -> usize {
         self.addresses
     }
 
-    /// Records the plans of `port`; one that is gone has none.
+    /// Records the plans of `port`; a removed one has none.
     pub(super) fn update(
         &mut self,
         port: &ServicePortName,

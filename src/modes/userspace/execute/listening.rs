@@ -1,5 +1,5 @@
-//! Which service group listens where, as its workers have it: for the simulation, whose
-//! rules send packets to real sockets.
+//! The listeners of the service groups as the workers know them: for the simulation, whose rules
+//! send packets to real sockets.
 
 use std::{
     any::Any,
@@ -17,38 +17,38 @@ use crate::{
     sched::Flow,
 };
 
-/// The sockets of a process, as long as it has some.
+/// The listeners of a process, as long as it has workers.
 #[derive(Clone, Default)]
 pub(crate) struct Listening(Vec<Weak<Worker>>);
 
-/// What listens at an address.
+/// A listener on an address.
 pub(crate) struct Listener {
     at: SocketAddr,
     group: Arc<ServiceGroup>,
-    /// The address, which TCP connections that come in there hold.
+    /// The address, which TCP connections that arrive there hold.
     address: Option<Arc<ListenerAddress>>,
 }
 
 impl Userspace {
-    /// Returns a view of who listens where, at any time.
+    /// The current listeners, which may be queried at any time.
     pub(crate) fn listening(&self) -> Listening {
         Listening(self.executor.workers.all())
     }
 }
 
 impl Listening {
-    /// Returns what listens at an address.
+    /// The listeners on an address.
     pub(crate) fn at(&self, protocol: Protocol, at: SocketAddr) -> Vec<Listener> {
         let all = self.all(protocol).filter(|listener| listener.at == at);
         all.collect()
     }
 
-    /// Returns the addresses with a listener.
+    /// The addresses with a listener.
     pub(crate) fn addresses(&self, protocol: Protocol) -> Vec<SocketAddr> {
         self.all(protocol).map(|listener| listener.at).collect()
     }
 
-    /// Returns all that listens.
+    /// All listeners.
     pub(crate) fn all(&self, protocol: Protocol) -> impl Iterator<Item = Listener> {
         let workers = self.0.iter().filter_map(Weak::upgrade);
         workers.flat_map(move |worker| match protocol {
@@ -80,19 +80,19 @@ impl Listening {
 }
 
 impl Listener {
-    /// Returns the ServicePort that it is for.
+    /// Label of the group that it serves.
     pub(crate) fn service_port(&self) -> &str {
         &self.group.label
     }
 
-    /// Returns the value that a TCP connection which came in there holds while it is open; `None`:
-    /// it needs to hold nothing.
+    /// The value that a TCP connection to it holds while it is open; `None` if it need not hold
+    /// any.
     pub(crate) fn connection(&self) -> Option<Arc<dyn Any + Send + Sync>> {
         let address = self.address.as_ref()?;
         Some(Arc::clone(address) as Arc<dyn Any + Send + Sync>)
     }
 
-    /// Returns the endpoints that a new flow may get; empty: it is refused.
+    /// The endpoints that a new flow may get; empty if it is refused.
     pub(crate) fn endpoints(&self, flow: &Flow) -> Vec<SocketAddr> {
         if !self.group.admits(flow) {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! Descriptors and local ports where there are not enough for all: who gets which.
+//! Distribution of descriptors and local ports if there are not enough for all.
 
 use hashbrown::HashMap;
 use net::{Family, Frontend, Protocol};
@@ -17,27 +17,27 @@ use super::{
 };
 use crate::services::ServicePortName;
 
-/// Why a ServicePort is not served, or not at all its addresses. The same for all, so that it is
-/// logged once.
+/// Why a ServicePort is not served, or only on some of its addresses. The same for all, so that it
+/// is logged once.
 const NO_DESCRIPTORS: &str = "the remaining file descriptors are reserved for other namespaces and \
                               Services; raise the limit (ulimit -n), or name fewer ports and \
                               addresses";
 
-/// The same with redirect capture, whose service groups have a local port each.
+/// The same with redirect capture, which needs a local port for each service group.
 const NO_PORTS: &str = "the remaining local ports are reserved for other namespaces and Services; \
                         widen --proxy-port-range, or net.ipv4.ip_local_port_range if none is \
                         given, or name fewer ports";
 
-/// What a ServicePort gets that does not get all, and why.
+/// Share of a ServicePort that does not get everything, and why.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limited {
-    /// How many descriptors, for an address each.
+    /// Number of descriptors, each for one address.
     granted: usize,
     pub(super) why: &'static str,
 }
 
 impl Executor {
-    /// Returns what `port` lacks of descriptors to be served as in `plans`; `None`: nothing.
+    /// The descriptors that `port` still needs to be served according to `plans`; `None` if none.
     pub(super) fn claim(
         &self,
         port: &ServicePortName,
@@ -61,7 +61,7 @@ impl Executor {
         })
     }
 
-    /// Returns whether an earlier process served the group of `plan`, as far as that is known.
+    /// Returns whether an earlier process served the group of `plan`, as far as known.
     fn was_served(&self, plan: &GroupPlan, node: &NodeContext) -> bool {
         let (protocol, family) = (plan.name.port.protocol, plan.name.port.family);
         let mut frontends = plan.frontends.iter();
@@ -83,7 +83,7 @@ impl Executor {
         }
     }
 
-    /// Returns those of the `claims` that do not get all.
+    /// The ServicePorts whose `claims` are not granted in full.
     pub(super) fn share_out(
         &self,
         mut claims: Vec<Claim>,
@@ -131,7 +131,7 @@ impl Executor {
         limited.collect()
     }
 
-    /// Returns what Services have, where each group counts as `units` says of its descriptors.
+    /// The current holdings of all Services. `units` converts the number of a group's descriptors.
     fn held(&self, units: impl Fn(&GroupName, usize) -> usize) -> Held {
         let mut held = Held::default();
         for (name, group) in &self.groups {
@@ -141,7 +141,8 @@ impl Executor {
     }
 }
 
-/// Leaves in `plans` what has sockets in `applied`, and so much more as it gets.
+/// Keeps in `plans` the frontends that have sockets in `applied`, and as many others as are
+/// granted.
 pub(super) fn limit(
     plans: &mut Vec<GroupPlan>,
     applied: &Applied,
@@ -173,7 +174,7 @@ pub(super) fn limit(
     plans.retain(|plan| !plan.frontends.is_empty());
 }
 
-/// Returns how many sockets `group` lacks to be as in `plan`.
+/// Number of sockets that `group` still needs for `plan`.
 fn missing(plan: &GroupPlan, group: &AppliedGroup, node: &NodeContext) -> usize {
     match node.methods.get(plan.name.port.family) {
         Method::Redirect => usize::from(group.local_port.is_none()),
@@ -185,8 +186,8 @@ fn missing(plan: &GroupPlan, group: &AppliedGroup, node: &NodeContext) -> usize 
     }
 }
 
-/// Returns how many sockets `group` lacks for a frontend of `plan` under local capture. One that it
-/// has, and could not bind, takes none from others.
+/// Number of sockets that `group` still needs for a frontend of `plan` with local capture. A
+/// frontend that it owns but could not bind takes none from others.
 fn lacks(frontend: &Frontend, plan: &GroupPlan, group: &AppliedGroup, node: &NodeContext) -> usize {
     if group.frontends.contains(frontend) {
         return 0;

@@ -1,16 +1,15 @@
-//! Listeners whose filter does not fit, each logged once for as long as that is so.
+//! Listeners whose filter is too large, each logged once while that lasts.
 
 use std::io;
 
 use crate::{log_once::LogOnce, modes::userspace::plan::GroupName};
 
-/// The service groups whose listeners let in callers that may not call, to be reset.
+/// The service groups whose listeners accept forbidden callers, to reset their connections.
 #[derive(Debug, Default)]
 pub struct Unfiltered(LogOnce);
 
 impl Unfiltered {
-    /// Records whether the filter of the group called `name` fits; `None`: it is the same
-    /// filter as before.
+    /// Records whether the filter of the group `name` fits; `None` if the filter did not change.
     pub fn set(&mut self, name: &GroupName, filtered: Option<io::Result<()>>) {
         let service = &name.port;
         match filtered {
@@ -28,7 +27,7 @@ impl Unfiltered {
         }
     }
 
-    /// Records that the group called `name` is gone.
+    /// Records that the group `name` was removed.
     pub fn remove(&mut self, name: &GroupName) {
         self.0.is_over(&name.label());
     }

@@ -1,22 +1,21 @@
-//! Which callers a TCP listener lets in: its filter drops the packets of callers that
-//! would not be served.
+//! The filter of a TCP listener: it drops the packets of callers that would not be served.
 //!
-//! What passes is checked again once it is accepted, so a filter may let in too many callers, but
-//! never too few. UDP needs none: datagrams that are not passed on are not answered.
+//! Callers that pass are checked again after they are accepted, so a filter may pass too many
+//! callers, but never too few. UDP needs no filter: datagrams that are not forwarded are not
+//! answered.
 
 use net::Family;
 
 use super::super::proxy::{cluster_local::ClusterLocal, group::Routing};
 use crate::kernel::socket::filter::{Filter, Test};
 
-/// Returns tests for what counts as the node's own address: see `ClusterLocal`.
+/// Tests for the node's own addresses: see `ClusterLocal`.
 fn node_itself() -> [Test; 3] {
     let [v4, v6] = Family::ALL.map(|family| Test::Within(family.loopback()));
     [Test::Itself, v4, v6]
 }
 
-/// Returns the filter that lets in callers of `family` that may call where traffic goes along
-/// `routing`.
+/// The filter that passes callers of `family` that may call a group with this `routing`.
 pub fn filter(family: Family, routing: &Routing, clients: &ClusterLocal) -> Filter {
     let mut sections = Vec::new();
     let ranges = &routing.allowed;

@@ -1,5 +1,5 @@
-//! Sockets that no longer listen although nothing here closed them: another program may
-//! end them in the kernel (`ss -K`, SOCK_DESTROY of `sock_diag(7)`).
+//! Sockets that no longer listen although this process did not close them: another program may end
+//! them in the kernel (`ss -K`, SOCK_DESTROY of `sock_diag(7)`).
 
 use std::{io, mem, net::SocketAddr, os::fd::AsFd, sync::Arc};
 
@@ -12,17 +12,17 @@ use crate::kernel::socket::{
 };
 
 impl ListenerSet {
-    /// Returns the addresses at which one of its sockets no longer listens.
+    /// The addresses on which one of its sockets no longer listens.
     pub fn ended(&self) -> impl Iterator<Item = SocketAddr> {
         let ended = self.open.iter().filter(|listeners| listeners.has_ended());
         ended.map(|listeners| listeners.bind.address)
     }
 
-    /// Makes each worker whose socket at an address no longer listens listen there
-    /// anew. Workers that listen go on meanwhile.
+    /// Makes each worker whose socket on an address no longer listens listen there again. The other
+    /// workers keep listening.
     ///
     /// # Errors
-    /// When an address cannot be bound, and which; the others are tried all the same.
+    /// The first address that cannot be bound; the others are tried all the same.
     pub fn reopen_ended(&mut self) -> Result<(), (SocketAddr, io::Error)> {
         let mut open = mem::take(&mut self.open);
         let mut outcome = Ok(());
@@ -46,7 +46,7 @@ impl ListenerSet {
                 Some(associations) => {
                     let socket = listening::udp(listeners.bind)?;
                     let fresh = self.on_udp(listeners, &worker, socket, associations, false)?;
-                    // Answers of its associations go out by it.
+                    // Its associations send their answers through it.
                     if let Some(ended) = worker.udp.remove(listeners.on[number].token) {
                         ended.close();
                     }

@@ -1,4 +1,4 @@
-//! The local ports that redirect capture sends service addresses to.
+//! The local ports to which redirect capture sends packets for service addresses.
 
 use std::{io, net::SocketAddr, ops::RangeInclusive};
 
@@ -16,28 +16,28 @@ use crate::kernel::socket::{
     local_ports,
 };
 
-/// How often the kernel is asked for a port before there is none.
+/// Maximum number of ports to request from the kernel before giving up.
 const PICKS: u32 = 1000;
 
-/// Hands out local ports, each to one service group at a time.
+/// Allocates local ports, each to one service group at a time.
 #[derive(Debug)]
 pub struct RedirectPorts {
     range: Option<RangeInclusive<u16>>,
     next: u16,
-    /// Addresses with the ports that are taken; a protocol shares none with another.
+    /// Wildcard addresses with allocated ports; each protocol has its own ports.
     used: HashSet<BoundAddress>,
     descriptors: Descriptors,
 }
 
-/// A port that a service group has.
+/// A port allocated to a service group.
 #[derive(Debug)]
 pub struct RedirectPort {
     /// The wildcard address with the port.
     pub address: SocketAddr,
     protocol: Protocol,
-    /// Keeps the port ours while nothing listens on it; callers are refused then.
+    /// Reserves the port while nothing listens on it; callers are refused then.
     reservation: Option<Socket>,
-    /// The descriptor of the reservation, or of one of the listeners in its place.
+    /// The descriptor of the reservation, or of one of the listeners that replace it.
     _descriptor: Permits,
 }
 
@@ -49,13 +49,13 @@ impl RedirectPort {
         }
     }
 
-    /// Closes the reservation: by now something listens on the port.
+    /// Closes the reservation, because the port has a listener now.
     pub fn is_listened_on(&mut self) {
         self.reservation = None;
     }
 
-    /// Reserves the port, before what listens on it closes. If that fails, another
-    /// program may get it, as it may if [`listening::reserve_udp`] cannot reserve one.
+    /// Reserves the port before its listeners are closed. If that fails, or if
+    /// [`listening::reserve_udp`] cannot keep a port, another program may take it.
     pub fn reserve(&mut self) {
         if self.reservation.is_some() {
             return;
@@ -66,8 +66,8 @@ impl RedirectPort {
 }
 
 impl RedirectPorts {
-    /// Returns a supply of the ports of `range` (`--proxy-port-range`), or of those that the kernel
-    /// picks, each reserved by one of `descriptors`.
+    /// An allocator of ports in `range` (`--proxy-port-range`), or of ports that the kernel picks.
+    /// Each is reserved with one of the `descriptors`.
     pub fn new(range: Option<RangeInclusive<u16>>, descriptors: Descriptors) -> Self {
         RedirectPorts {
             next: range.as_ref().map_or(0, |r| *r.start()),
@@ -77,8 +77,8 @@ impl RedirectPorts {
         }
     }
 
-    /// Returns how many ports of a protocol there are, and how many of them no group has: those
-    /// that the kernel picks from are for all programs of the node.
+    /// Number of ports of a protocol, and number of free ones. The ports from which the kernel
+    /// picks are shared with all programs of the node.
     pub fn room(&self, protocol: Protocol, family: Family) -> Room {
         let range = self.range.as_ref().map(ExactSizeIterator::len);
         let total = range.unwrap_or_else(local_ports::number);
@@ -92,10 +92,10 @@ impl RedirectPorts {
         }
     }
 
-    /// Returns a port that no program of this node listens on.
+    /// Allocates a port on which no program of this node listens.
     ///
     /// # Errors
-    /// When there is none, or the socket to reserve it cannot be made.
+    /// When there is none, or the socket to reserve it cannot be created.
     pub fn take(&mut self, protocol: Protocol, family: Family) -> io::Result<RedirectPort> {
         let Some(range) = self.range.clone() else {
             return self.picked(protocol, family);
@@ -130,9 +130,9 @@ impl RedirectPorts {
         ))
     }
 
-    /// Returns a port that the kernel picks. It knows only of ports that are bound, and a
-    /// reserved one need not be (see [`listening::reserve_udp`]): what it picks may be taken
-    /// already.
+    /// Allocates a port that the kernel picks. The kernel only knows bound ports, and a reserved
+    /// port need not be bound (see [`listening::reserve_udp`]): the port that it picks may be
+    /// allocated already.
     fn picked(&mut self, protocol: Protocol, family: Family) -> io::Result<RedirectPort> {
         for _ in 0..PICKS {
             let taken = self.bind(protocol, family, 0)?;
@@ -146,30 +146,30 @@ impl RedirectPorts {
         ))
     }
 
-    /// Keeps the port of a socket of an ended process from being taken.
+    /// Keeps the port of an ended process's socket from being allocated.
     pub fn keep(&mut self, port: BoundAddress) {
         self.used.insert(port);
     }
 
-    /// Lets a port that was kept be taken.
+    /// Makes a port that was kept available again.
     pub fn give_up(&mut self, port: BoundAddress) {
         self.used.remove(&port);
     }
 
-    /// Returns the port of a socket of another process, which was kept.
+    /// Allocates the kept port of another process's socket.
     ///
     /// # Errors
-    /// When it is not in the range, or the socket to reserve it cannot be made.
+    /// When it is not in the range, or the socket to reserve it cannot be created.
     pub fn adopt(&mut self, protocol: Protocol, address: SocketAddr) -> io::Result<RedirectPort> {
         self.check_range(address)?;
         self.share(protocol, Family::of(&address.ip()), address.port())
     }
 
-    /// Returns a port of an ended process of which no socket is left, and which was kept.
+    /// Allocates a kept port of an ended process of which no socket is left.
     ///
     /// # Errors
-    /// When it is not in the range, another program listens there, or the socket to reserve
-    /// it cannot be made.
+    /// When it is not in the range, another program listens on it, or the socket to reserve it
+    /// cannot be created.
     pub fn have_again(&mut self, port: BoundAddress) -> io::Result<RedirectPort> {
         let BoundAddress { protocol, address } = port;
         self.check_range(address)?;
@@ -185,8 +185,8 @@ impl RedirectPorts {
     }
 
     fn bind(&self, protocol: Protocol, family: Family, port: u16) -> io::Result<RedirectPort> {
-        // Asked for without SO_REUSEPORT first, which would share the port
-        // with another of our processes; the kernel's own pick is free anyway.
+        // First bound without SO_REUSEPORT, which would share the port with another of our
+        // processes; a port that the kernel picks is free anyway.
         if port != 0 {
             drop(bind_alone(protocol, (family.unspecified(), port).into())?);
         }
@@ -210,8 +210,8 @@ impl RedirectPorts {
     }
 }
 
-/// Binds a socket that lets nothing in. Returns the address, since for port 0 the kernel
-/// picks the port, and the socket.
+/// Binds a socket that accepts nothing. Returns the socket, and its address, because for port 0 the
+/// kernel picks the port.
 fn reserve(protocol: Protocol, at: SocketAddr) -> io::Result<(SocketAddr, Option<Socket>)> {
     match protocol {
         Protocol::Tcp => {
@@ -223,8 +223,7 @@ fn reserve(protocol: Protocol, at: SocketAddr) -> io::Result<(SocketAddr, Option
     }
 }
 
-/// Returns a socket at an address that no other one is at. The other family may have the
-/// same port.
+/// Binds a socket to an address that no other socket uses. The other family may use the same port.
 fn bind_alone(protocol: Protocol, address: SocketAddr) -> io::Result<Socket> {
     let kind = match protocol {
         Protocol::Tcp => Type::STREAM,
@@ -236,7 +235,7 @@ fn bind_alone(protocol: Protocol, address: SocketAddr) -> io::Result<Socket> {
     }
     let stream = protocol == Protocol::Tcp;
     if stream {
-        // Connections that have ended are in no one's way.
+        // Ended connections do not block the port.
         socket.set_reuse_address(true)?;
     }
     socket.bind(&address.into())?;
@@ -254,7 +253,7 @@ mod tests {
 
     #[test]
     fn a_range_is_used_up_and_says_so() {
-        // Three neighbouring ports that are free now; taken ones are skipped.
+        // Three neighbouring ports that are free now; used ones are skipped.
         let probe = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
         let first = probe.local_addr().unwrap().port().clamp(1024, 65_000);
         let mut ports =
@@ -281,7 +280,7 @@ mod tests {
 
     #[test]
     fn families_take_no_ports_from_each_other() {
-        // What the kernel picks for both families is free in both.
+        // A port that the kernel picks for both families is free in both.
         let both = std::net::TcpListener::bind("[::]:0").unwrap();
         let port = both.local_addr().unwrap().port();
         drop(both);
@@ -298,8 +297,8 @@ mod tests {
 
     #[test]
     fn no_port_is_held_twice() {
-        // As many as make it likely that the kernel picks one again: of 28,000
-        // ports, the same is among 1,000 more often than not.
+        // Enough ports to make it likely that the kernel picks one twice: of 28,000 ports, the same
+        // is among 1,000 more often than not.
         let mut ports = RedirectPorts::new(None, Descriptors::of_this_process(None));
         let mut seen = HashSet::new();
         for _ in 0..2_000 {
@@ -355,13 +354,13 @@ mod tests {
             listening::start(listening::tcp(Bind::of_node(taken.address)).unwrap()).unwrap();
         std::net::TcpStream::connect(target).unwrap();
         drop(listener);
-        // A program that another test starts has a copy of the listener for a
-        // moment, between fork and exec.
+        // A program that another test starts briefly has a copy of the listener, between fork and
+        // exec.
         let deadline = Instant::now() + Duration::from_secs(5);
         loop {
             match std::net::TcpStream::connect(target) {
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => break,
-                // Reset: the copy was closed while the connection waited at it.
+                // Reset: the copy was closed while the connection was in its queue.
                 _ if Instant::now() < deadline => std::thread::yield_now(),
                 other => panic!("the port still answers: {other:?}"),
             }

@@ -1,4 +1,4 @@
-//! Where a service group listens, and what is captured for it: pure.
+//! The addresses on which a service group listens: pure.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -13,20 +13,20 @@ use crate::{
     node::Served,
 };
 
-/// What of the node decides where service groups listen.
+/// State of the node on which the addresses of listeners depend.
 #[derive(Clone, Debug)]
 pub struct NodeContext {
     /// How each family is captured.
     pub methods: PerFamily<Method>,
     /// The node's own addresses.
     pub addresses: Vec<IpAddr>,
-    /// Those of them that serve node ports.
+    /// The addresses that serve node ports.
     pub node_ports: Arc<Served>,
-    /// Listeners are opened here; otherwise a successor opens what is missing.
+    /// Whether this process opens listeners; otherwise a successor opens missing ones.
     pub opens_listeners: bool,
 }
 
-/// Returns on how many addresses the group of `plan` listens once it has endpoints.
+/// Number of addresses on which the group of `plan` listens once it has endpoints.
 pub fn addresses(plan: &GroupPlan, node: &NodeContext) -> usize {
     match node.methods.get(plan.name.port.family) {
         Method::Redirect => 1,
@@ -39,8 +39,8 @@ pub fn addresses(plan: &GroupPlan, node: &NodeContext) -> usize {
     }
 }
 
-/// Returns where to listen for `frontend` of `plan` where routes deliver packets to the
-/// service addresses themselves.
+/// The addresses to bind for `frontend` of `plan` if routes deliver packets to the service
+/// addresses themselves.
 pub fn binds(frontend: &Frontend, plan: &GroupPlan, node: &NodeContext) -> Vec<Bind> {
     let address = |ip: IpAddr| SocketAddr::new(ip, frontend.port);
     let Some(ip) = frontend.address else {

@@ -23,8 +23,8 @@ use crate::{
     },
 };
 
-/// Which of a ServicePort's addresses a service group stands for. Addresses that
-/// are treated alike share the group of the first kind that has them.
+/// The addresses of a ServicePort for which a service group exists. Addresses that are treated
+/// alike share the group of the first kind to which they belong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum GroupKind {
     /// The cluster IP: internal traffic policy.
@@ -43,7 +43,7 @@ impl GroupKind {
         GroupKind::LoadBalancer,
     ];
 
-    /// Returns the name by which the holder of sockets knows it.
+    /// Name by which the holder of sockets knows the kind.
     fn name(self) -> &'static str {
         match self {
             GroupKind::Internal => "internal",
@@ -56,21 +56,21 @@ impl GroupKind {
 /// Identity of a service group.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GroupName {
-    /// The ServicePort that the group belongs to.
+    /// The ServicePort to which the group belongs.
     pub port: ServicePortName,
     /// Its addresses of this kind, and those treated alike.
     pub kind: GroupKind,
 }
 
 impl GroupName {
-    /// Returns the name of that group of `port`.
     pub fn of(port: &ServicePortName, kind: GroupKind) -> GroupName {
         let port = port.clone();
         GroupName { port, kind }
     }
 
-    /// Returns what the holder of sockets knows it by; the sockets have its protocol and
-    /// IP family. A later version has to find the sockets of an earlier one by it.
+    /// Label by which the holder of sockets knows the group; protocol and IP family are those of
+    /// the sockets. It must not change: a later version has to find the sockets of an earlier one
+    /// by it.
     pub fn label(&self) -> Arc<str> {
         format!("{} {}", self.kind.name(), self.port).into()
     }
@@ -85,55 +85,54 @@ pub struct Target {
     pub weight: u32,
 }
 
-/// What a service group should be.
+/// Desired state of a service group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupPlan {
-    /// The name that the group is known by.
     pub name: GroupName,
-    /// The ServicePort's cluster IP; `None`: another ServicePort owns it.
+    /// The ServicePort's cluster IP; `None` if another ServicePort owns it.
     pub cluster_ip: Option<IpAddr>,
     /// The addresses that clients call.
     pub frontends: Vec<Frontend>,
-    /// The node's addresses on which the node port is not served, because a
-    /// frontend of this or another ServicePort has the same port there.
+    /// The node's addresses on which the node port is not served, because a frontend of this or
+    /// another ServicePort uses the same port there.
     pub not_at: Arc<[IpAddr]>,
     /// The endpoints that new flows may reach.
     pub targets: Vec<Target>,
-    /// The endpoints that cluster-local clients may reach; `None`: the same as for other clients.
+    /// The endpoints that cluster-local clients may reach; `None` if they are the same as for other
+    /// clients.
     pub cluster_local: Option<Vec<Target>>,
-    /// Other endpoints, which keep the UDP flows that they have: they serve, but policies, topology
-    /// or their termination exclude them from new ones. For TCP none are named, as its connections
-    /// go on in any case.
+    /// Other endpoints, which keep their UDP flows: they serve, but policies, topology or their
+    /// termination exclude them from new ones. Empty for TCP, whose connections continue in any
+    /// case.
     pub keep_flows: Box<[SocketAddr]>,
-    /// Peers that may call; empty: everyone.
+    /// Networks of peers that may call; empty if everyone may.
     pub allowed: Box<[IpNet]>,
     /// Scheduler that chooses among the endpoints.
     pub scheduler: SchedulerName,
-    /// Timeout of ClientIP affinity; `None`: there is no session affinity.
+    /// Timeout of ClientIP affinity; `None` if there is no session affinity.
     pub affinity: Option<Duration>,
-    /// Version of the PROXY protocol header that names the client to endpoints; `None`: none is
-    /// sent.
+    /// Version of the PROXY protocol header that names the client to endpoints; `None` if no header
+    /// is sent.
     pub proxy_protocol: Option<ProxyProtocol>,
-    /// What may be tried again on another endpoint.
+    /// Failures after which another endpoint is tried.
     pub retry: Retry,
-    /// How many connections its Service asks to have at most.
+    /// Connection limits that the Service requests.
     pub limits: AskedLimits,
 }
 
-/// How many connections a Service asks to have at most (`tripod.proxy/max-connections`,
-/// `tripod.proxy/max-connections-per-client`); `None`: it asks for nothing.
+/// Maximum numbers of connections that a Service requests (`tripod.proxy/max-connections`,
+/// `tripod.proxy/max-connections-per-client`); `None` if it does not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AskedLimits {
-    /// Those of all clients together.
+    /// Connections of all clients together.
     pub service: Option<NonZeroU32>,
-    /// Those of each client.
+    /// Connections of each client.
     pub client: Option<NonZeroU32>,
 }
 
 impl GroupPlan {
-    /// Returns whether no client can be served: connections are refused. UDP
-    /// clients have no connection but their listener, so it stays open while an
-    /// endpoint drains.
+    /// Returns whether no client can be served, so that connections are refused. UDP clients have
+    /// no connection other than their listener, so it stays open while an endpoint drains.
     pub fn has_no_endpoints(&self) -> bool {
         let drains = self.name.port.protocol == Protocol::Udp;
         let none = |targets: &[Target]| targets.iter().all(|t| t.weight == 0 && !drains);
@@ -143,8 +142,8 @@ impl GroupPlan {
 
 #[cfg(test)]
 impl GroupPlan {
-    /// Returns the group of the cluster IP of the ServicePort `name`, TCP, from `frontends`
-    /// to `targets`.
+    /// A group for the cluster IP of the TCP ServicePort `name`, with these `frontends` and
+    /// `targets`.
     pub fn of_cluster_ip(name: &str, frontends: &[Frontend], targets: Vec<Target>) -> GroupPlan {
         let port = crate::services::service_ports::service_port(name, [10, 96, 0, 1]);
         let candidate = Candidate {
@@ -157,7 +156,7 @@ impl GroupPlan {
     }
 }
 
-/// Addresses that may become a service group.
+/// Addresses that may get a service group.
 struct Candidate<'a> {
     kind: GroupKind,
     frontends: Vec<Frontend>,
@@ -165,8 +164,7 @@ struct Candidate<'a> {
     allowed: &'a [IpNet],
 }
 
-/// Returns the service groups of `port`, where Services that name no scheduler
-/// have `default`.
+/// The service groups of `port`; `default` is the scheduler of Services that name none.
 pub fn plan(port: &ServicePort, default: SchedulerName) -> Vec<GroupPlan> {
     let own = port
         .addresses()
@@ -175,8 +173,7 @@ pub fn plan(port: &ServicePort, default: SchedulerName) -> Vec<GroupPlan> {
 
     let mut groups: Vec<GroupPlan> = Vec::new();
     for mut candidate in candidates(port) {
-        // An external IP may be a load-balancer IP, too; in rules, external IPs come
-        // first.
+        // An external IP may also be a load-balancer IP; in rules, external IPs come first.
         let known = |frontend: &Frontend| groups.iter().any(|g| g.frontends.contains(frontend));
         candidate.frontends.retain(|frontend| !known(frontend));
         if candidate.frontends.is_empty() {
@@ -203,9 +200,9 @@ pub fn plan(port: &ServicePort, default: SchedulerName) -> Vec<GroupPlan> {
     groups
 }
 
-/// Returns the service group of the node port of `port` alone, for addresses that
-/// only this node itself calls; `None`: it has no node port over TCP. With an external
-/// policy of Local it has the endpoints on this node alone (KEP-6032).
+/// The service group of the node port of `port` alone, for addresses that only this node calls;
+/// `None` if it has no TCP node port. With the external policy Local it only has the endpoints on
+/// this node (KEP-6032).
 pub fn node_port(port: &ServicePort, default: SchedulerName) -> Option<GroupPlan> {
     let is_tcp = port.name.protocol == Protocol::Tcp;
     let number = port.node_port.filter(|_| is_tcp)?;
@@ -219,7 +216,7 @@ pub fn node_port(port: &ServicePort, default: SchedulerName) -> Option<GroupPlan
     Some(group(port, default, candidate, targets))
 }
 
-/// Returns the service group of `candidate`, with `targets` for every caller.
+/// The service group of `candidate`, with `targets` for every caller.
 fn group(
     port: &ServicePort,
     default: SchedulerName,
@@ -249,8 +246,7 @@ fn group(
     }
 }
 
-/// Returns the addresses of `port` by kind, in the order in which they take what
-/// more than one kind has.
+/// The addresses of `port` by kind. An address of several kinds belongs to the first in this order.
 fn candidates(port: &ServicePort) -> [Candidate<'_>; 3] {
     let (protocol, family) = (port.name.protocol, port.name.family);
     let service = |ip: &IpAddr| Frontend::service(protocol, *ip, port.port);
@@ -279,9 +275,8 @@ fn candidates(port: &ServicePort) -> [Candidate<'_>; 3] {
     ]
 }
 
-/// Returns the endpoints that cluster-local clients of `candidate` may reach, if they
-/// differ from `targets`: they take the short way to every endpoint, whatever
-/// `externalTrafficPolicy` says.
+/// The endpoints that cluster-local clients of `candidate` may reach, if they differ from
+/// `targets`: these clients reach every endpoint directly, whatever `externalTrafficPolicy` says.
 fn cluster_local(
     port: &ServicePort,
     candidate: &Candidate<'_>,
@@ -296,9 +291,9 @@ fn cluster_local(
     }
 }
 
-/// Returns the endpoints of `port`, other than `targets` and those for cluster-local clients, to
-/// which existing UDP flows go on: as with kube-proxy, which deletes the conntrack entries of an
-/// endpoint when it does not serve (`CleanStaleEntries` in pkg/proxy/conntrack/cleanup.go).
+/// The endpoints of `port`, other than `targets` and those for cluster-local clients, to which
+/// existing UDP flows continue: as with kube-proxy, which deletes the conntrack entries of an
+/// endpoint when it stops serving (`CleanStaleEntries` in pkg/proxy/conntrack/cleanup.go).
 fn keep_flows(
     port: &ServicePort,
     targets: &[Target],

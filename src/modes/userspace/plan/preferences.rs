@@ -1,4 +1,4 @@
-//! What a Service asks for beyond the API, as far as this mode can do it.
+//! Preferences of a Service beyond the API, as far as this mode supports them.
 
 use net::Protocol;
 
@@ -8,19 +8,19 @@ use crate::{
     services::{Forwarding, Preferences, ServicePort},
 };
 
-/// A scheduler that is used in place of the one that a Service names.
+/// A replacement for the scheduler that a Service names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replaced {
     /// Scheduler that is used instead.
     pub instead: SchedulerName,
-    /// Why the Service's own one is not used.
+    /// Why the Service's own scheduler is not used.
     pub why: String,
 }
 
-/// Returns the scheduler of `port`, where Services that name none have `default`.
+/// The scheduler of `port`; `default` is used for Services that name none.
 ///
 /// # Errors
-/// With the scheduler that is used instead, and why.
+/// The scheduler that is used instead, and why.
 pub fn scheduler(port: &ServicePort, default: SchedulerName) -> Result<SchedulerName, Replaced> {
     let error = match port.scheduler(default.as_str()).parse() {
         Ok(name) => return Ok(name),
@@ -28,8 +28,8 @@ pub fn scheduler(port: &ServicePort, default: SchedulerName) -> Result<Scheduler
     };
     let instead = match &error {
         SchedulerNameError::KernelOnly { name } => match name.as_str() {
-            // All three compare connections by weight; what they add to it is
-            // for caches and very many servers.
+            // All three compare connections by weight; their additions are for caches and very many
+            // servers.
             "lblc" | "lblcr" | "twos" => SchedulerName::Wlc,
             _ => SchedulerName::Rr,
         },
@@ -41,7 +41,7 @@ pub fn scheduler(port: &ServicePort, default: SchedulerName) -> Result<Scheduler
     })
 }
 
-/// Returns what `port` asks for and this mode does not support.
+/// Preferences of `port` that this mode does not support.
 pub fn unsupported(port: &ServicePort, default: SchedulerName) -> Vec<Reason> {
     let Some(preferences) = &port.preferences else {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! ClientIP affinity: which endpoint a client address is pinned to.
+//! ClientIP affinity: pins each client address to an endpoint.
 
 mod limit;
 
@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 pub use self::limit::PinLimit;
 
-/// Pins that are examined for each new one: more than one, so that expired ones are
+/// Number of pins that are examined for each new one: more than one, so that expired pins are
 /// removed faster than new ones are added.
 const EXAMINED: usize = 4;
 
@@ -30,8 +30,8 @@ struct Table {
     /// How long a pin lasts after its last use.
     timeout: Duration,
     pins: HashMap<IpAddr, Pin>,
-    /// The same clients with when they were last used, those that expire first in front,
-    /// roughly: one that was used since it was put here is put at the end when its turn comes.
+    /// The same clients with their time of last use, roughly those that expire first in front: a
+    /// client that was used since it was put here moves to the end when its turn comes.
     order: VecDeque<(IpAddr, Instant)>,
 }
 
@@ -45,8 +45,8 @@ pub struct Affinity {
 }
 
 impl Affinity {
-    /// Returns a table without pins for the ServicePort `label`; each will last until its
-    /// client was silent for `timeout`, unless there are more than `limit` allows.
+    /// A table without pins for the ServicePort `label`. Each pin lasts until its client has been
+    /// silent for `timeout`, unless there are more than `limit` allows.
     pub fn new(label: Arc<str>, timeout: Duration, limit: &Arc<PinLimit>) -> Self {
         Affinity {
             label,
@@ -59,14 +59,14 @@ impl Affinity {
         }
     }
 
-    /// Makes each client stay on its endpoint for `timeout` after its last use from now on: clients
-    /// stay where they are, as with kube-proxy, which changes `--seconds` of a rule and not the
-    /// list of the clients (iptables-extensions(8), recent).
+    /// Changes the timeout after the last use. Clients stay on their endpoints, as with kube-proxy,
+    /// which changes `--seconds` of a rule and not the list of the clients (iptables-extensions(8),
+    /// recent).
     pub fn set_timeout(&self, timeout: Duration) {
         self.table.lock().timeout = timeout;
     }
 
-    /// Returns each client with its endpoint, and how long it was silent.
+    /// Each client with its endpoint, and how long it has been silent.
     pub fn pins(&self) -> Vec<(IpAddr, SocketAddr, Duration)> {
         let now = Instant::now();
         let table = self.table.lock();
@@ -77,8 +77,8 @@ impl Affinity {
             .collect()
     }
 
-    /// Pins clients as [`Affinity::pins`] of other processes say; of several pins of a client, the
-    /// one that was used last counts.
+    /// Adds [`Affinity::pins`] of other processes; if a client has several pins, the most recently
+    /// used one counts.
     pub fn inherit(&self, pins: impl Iterator<Item = (IpAddr, SocketAddr, Duration)>) {
         let now = Instant::now();
         let mut table = self.table.lock();
@@ -99,9 +99,9 @@ impl Affinity {
         }
     }
 
-    /// Pins `client` to the endpoint that `choose` returns, if it returns one; `choose` gets the
-    /// endpoint that the client is pinned to now, if any. Returns the rest of what `choose`
-    /// returned. This is one step under the table's lock, so that the first connections of a
+    /// Pins `client` to the endpoint that `choose` returns, if any; `choose` is called with the
+    /// endpoint to which the client is pinned now, if any. Returns the rest of the result of
+    /// `choose`. All of this happens under the table's lock, so that the first connections of a
     /// client, accepted by several workers at once, still agree.
     pub fn pin<T>(
         &self,
@@ -155,7 +155,7 @@ impl Drop for Affinity {
 }
 
 impl Table {
-    /// Takes out those of the first `examined` pins that have expired. Returns how many.
+    /// Removes expired pins among the first `examined` ones. Returns how many were removed.
     fn expire(&mut self, examined: usize, now: Instant) -> usize {
         let before = self.pins.len();
         for _ in 0..examined {
@@ -172,7 +172,7 @@ impl Table {
         before - self.pins.len()
     }
 
-    /// Takes out a pin that expires before most others.
+    /// Removes a pin that would expire before most others.
     fn evict(&mut self) {
         for _ in 0..EXAMINED {
             if !self.put_off() {
@@ -182,8 +182,8 @@ impl Table {
         self.remove();
     }
 
-    /// Puts the first pin at the end if it was used since it was put where it is; returns
-    /// whether it was.
+    /// Moves the first pin to the end if it was used since it was put there; returns whether it
+    /// was.
     fn put_off(&mut self) -> bool {
         let Some((client, seen)) = self.order.front() else {
             return false;
@@ -196,7 +196,7 @@ impl Table {
         is_used
     }
 
-    /// Takes out the first pin.
+    /// Removes the first pin.
     fn remove(&mut self) {
         if let Some((client, _)) = self.order.pop_front() {
             self.pins.remove(&client);
@@ -210,14 +210,14 @@ mod tests {
 
     const A: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(10, 2, 0, 1)), 80);
 
-    /// Returns a table that is the only one, and its limit.
+    /// A table that is the only one, and its limit.
     fn affinity(seconds: u64) -> (Affinity, Arc<PinLimit>) {
         let limit = limit::of(1 << 18);
         let timeout = Duration::from_secs(seconds);
         (Affinity::new("web".into(), timeout, &limit), limit)
     }
 
-    /// Returns the pin that a connection of `client` finds; it leaves a pin to `A`.
+    /// The pin that a connection of `client` finds; the connection pins the client to `A`.
     fn connection(affinity: &Affinity, client: IpAddr) -> Option<SocketAddr> {
         affinity.pin(client, |current| (Some(A), current))
     }
@@ -262,7 +262,7 @@ mod tests {
                 tokio::time::advance(Duration::from_secs(1)).await;
             }
             connection(&affinity, client(i));
-            // One that is used again and again holds up none of the others.
+            // A pin that is used again and again does not delay the others.
             connection(&affinity, client(0));
         }
         let has = affinity.table.lock().pins.len();
@@ -298,7 +298,7 @@ mod tests {
         assert!((1..=100).all(|i| !has(i)) && (101..MOST + 100).all(has));
         drop(table);
         assert_eq!((limit.taken(), limit.all_evicted()), (MOST as usize, 100));
-        // Another ServicePort has its own in any case, and no more than those.
+        // Another ServicePort keeps its share in any case, but no more.
         for i in 0..MOST {
             connection(&other, client(i));
         }
