@@ -1,5 +1,5 @@
-//! The endpoints behind a service group, as the data path sees them: a scheduler, and
-//! load counts that outlive a change of the set.
+//! The endpoints behind a service group, as the data path sees them: a scheduler, and load counts
+//! that outlive changes of the set.
 
 use std::{
     net::SocketAddr,
@@ -11,7 +11,7 @@ use hashbrown::{HashMap, HashSet};
 use super::{super::plan::Target, failing::Failing};
 use crate::sched::{self, Flow, Load, RealServer, Scheduler, SchedulerName, Seed};
 
-/// An endpoint that was picked.
+/// A chosen endpoint.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
     /// IP address and port of the endpoint.
@@ -29,7 +29,7 @@ impl From<&RealServer> for Endpoint {
 }
 
 impl Endpoint {
-    /// Counts a connection to it until the lease is dropped.
+    /// Counts a connection to the endpoint until the lease is dropped.
     pub fn lease(&self) -> Lease {
         self.load.active.fetch_add(1, Relaxed);
         Lease {
@@ -38,7 +38,7 @@ impl Endpoint {
         }
     }
 
-    /// Counts bytes that went from the client, and to it.
+    /// Counts bytes from and to the client.
     pub fn count_bytes(&self, from_client: usize, to_client: usize) {
         let traffic = self.load.traffic();
         let counts = [
@@ -46,7 +46,7 @@ impl Endpoint {
             (&traffic.to_clients, to_client),
         ];
         for (count, bytes) in counts {
-            // All workers write the same counts: most calls have nothing to add.
+            // All workers write the same counts, and most calls add nothing.
             if bytes > 0 {
                 count.fetch_add(bytes as u64, Relaxed);
             }
@@ -54,7 +54,7 @@ impl Endpoint {
     }
 }
 
-/// One connection's share in an endpoint's load counts.
+/// One connection's share of an endpoint's load.
 #[derive(Debug)]
 pub struct Lease {
     endpoint: Endpoint,
@@ -62,24 +62,23 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Returns the connection's endpoint.
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
-    /// Records that the endpoint took the connection.
+    /// Records that the endpoint accepted the connection.
     pub fn connected(&self) {
         let traffic = self.endpoint.load.traffic();
         traffic.connections.fetch_add(1, Relaxed);
     }
 
-    /// Counts bytes that went from the client, and to it.
+    /// Counts bytes from and to the client.
     pub fn count_bytes(&self, from_client: usize, to_client: usize) {
         self.endpoint.count_bytes(from_client, to_client);
     }
 
-    /// Records that one direction ended: like ip_vs, which counts connections past
-    /// ESTABLISHED as inactive.
+    /// Records that one direction ended: as in ip_vs, connections past ESTABLISHED count as
+    /// inactive.
     pub fn half_close(&mut self) {
         if !self.half_closed {
             self.half_closed = true;
@@ -105,8 +104,8 @@ impl Drop for Lease {
 #[derive(Clone, Debug, Default)]
 pub struct Tried {
     endpoints: HashSet<SocketAddr>,
-    /// Whether all others are ejected: then they are picked as if they were not. Saves
-    /// looking through them at each pick, as there may be thousands.
+    /// Whether all others are ejected: then they are picked as if they were not. Saves searching
+    /// them at each pick, as there may be thousands.
     ignore_failing: bool,
 }
 
@@ -116,27 +115,26 @@ impl Tried {
         self.endpoints.insert(endpoint);
     }
 
-    /// Returns whether `endpoint` is among them.
+    /// Returns whether `endpoint` was tried.
     pub fn has(&self, endpoint: &SocketAddr) -> bool {
         !self.endpoints.is_empty() && self.endpoints.contains(endpoint)
     }
 
-    /// Returns whether there are none.
+    /// Returns whether no endpoint was tried.
     pub fn is_empty(&self) -> bool {
         self.endpoints.is_empty()
     }
 
-    /// Records that all may be tried again.
+    /// Allows all endpoints to be tried again.
     pub fn clear(&mut self) {
         self.endpoints.clear();
     }
 }
 
-/// The loads of endpoints.
 pub type Loads = HashMap<SocketAddr, Arc<Load>>;
 
-/// Returns the real server of `target`, with its load among `loads`, to which it is added if it
-/// is not known: one endpoint has one load, whichever clients reach it.
+/// The real server of `target`, with its load from `loads`, to which a new one is added if needed:
+/// an endpoint has one load, whichever clients reach it.
 pub fn real_server(target: &Target, loads: &mut Loads) -> RealServer {
     RealServer {
         address: target.address,
@@ -154,8 +152,8 @@ pub struct Backends {
 }
 
 impl Backends {
-    /// Returns the set of `targets`, scheduled from where `previous` was, or from
-    /// `seed`; the `loads` that are known are kept, and others added to them.
+    /// The set of `targets`. Its scheduler continues from `previous`, or starts from `seed`; known
+    /// `loads` are kept, and new ones added.
     pub fn new(
         name: SchedulerName,
         seed: Seed,
@@ -174,25 +172,24 @@ impl Backends {
         }
     }
 
-    /// Returns whether it is what [`Backends::new`] would make of these.
+    /// Returns whether [`Backends::new`] would return the same set for these arguments.
     pub fn is_of(&self, name: SchedulerName, targets: &[Target]) -> bool {
         let servers = self.servers.iter().map(|s| (s.address, s.weight));
         self.name == name && servers.eq(targets.iter().map(|t| (t.address, t.weight)))
     }
 
-    /// Returns the endpoints.
     pub fn servers(&self) -> &[RealServer] {
         &self.servers
     }
 
-    /// Returns the endpoint at `address` if it may take a connection.
+    /// The endpoint at `address`, if it may take a connection.
     pub fn usable(&self, address: SocketAddr) -> Option<Endpoint> {
         let i = self.servers.iter().position(|s| s.address == address)?;
         (self.servers[i].weight > 0).then(|| self.endpoint(i))
     }
 
-    /// Returns the endpoint for a new flow: none of `tried`, and if possible one that
-    /// is not ejected as `failing`.
+    /// Picks an endpoint for a new flow: none of `tried`, and if possible one that is not ejected
+    /// as `failing`.
     pub fn pick(&self, flow: &Flow, tried: &mut Tried, failing: &Failing) -> Option<Endpoint> {
         let address = |i: usize| &self.servers[i].address;
         let ejected = failing.ejected().filter(|_| !tried.ignore_failing);

@@ -1,19 +1,19 @@
-//! Bytes that this process keeps for receivers that do not read them yet.
+//! Bytes that this process buffers for receivers that do not read them yet.
 
 use prometheus::IntGauge;
 
-/// What relays keep may be this fraction of the memory limit, before they read less at once.
+/// Relays may buffer one part in this many of the memory limit before they read less at once.
 const SHARE: u64 = 16;
 
-/// How much all relays of a data path keep.
+/// Number of bytes that all relays of a data path buffer.
 #[derive(Clone, Debug)]
 pub struct Buffered {
     bytes: IntGauge,
-    /// Above this, relays read only little at once.
+    /// Above this number of bytes, relays read only little at once.
     most: i64,
 }
 
-/// Bytes that are kept, counted until this is dropped.
+/// Buffered bytes, counted until this is dropped.
 #[derive(Debug)]
 pub struct Counted {
     of: Buffered,
@@ -21,7 +21,7 @@ pub struct Counted {
 }
 
 impl Buffered {
-    /// Returns what `bytes` shows, under a `memory` limit in bytes if there is one.
+    /// Counts in `bytes`; `memory` is the limit in bytes, if there is one.
     pub fn new(bytes: IntGauge, memory: Option<u64>) -> Self {
         let most = memory.and_then(|limit| i64::try_from(limit / SHARE).ok());
         Buffered {
@@ -30,12 +30,12 @@ impl Buffered {
         }
     }
 
-    /// Returns whether so much is kept that a relay should read little at once.
+    /// Returns whether so much is buffered that a relay should read little at once.
     pub fn is_much(&self) -> bool {
         self.bytes.get() >= self.most
     }
 
-    /// Counts `bytes` more until the returned value is dropped.
+    /// Counts `bytes` until the returned value is dropped.
     pub fn count(&self, bytes: usize) -> Counted {
         let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
         self.bytes.add(bytes);

@@ -1,8 +1,8 @@
-//! The addresses at which calls come to this process.
+//! The addresses whose connections come to this process.
 //!
-//! If an endpoint were one of them, each connection would come back as a new one for as
-//! long as there are descriptors. In the kernel's modes such calls just end: a packet
-//! is translated once.
+//! If an endpoint were one of them, each connection would come back as a new one until there are no
+//! descriptors left. In the kernel's modes such connections simply fail: a packet is translated
+//! once.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -13,7 +13,7 @@ use parking_lot::RwLock;
 use super::super::plan::{GroupName, listen::NodeContext};
 use crate::services::ServicePortName;
 
-/// Which service group each frontend belongs to. Syncs write it, the data path reads it.
+/// The service group that owns each frontend. Syncs write it, the data path reads it.
 #[derive(Debug, Default)]
 pub struct Captured {
     owners: RwLock<HashMap<Frontend, GroupName>>,
@@ -22,17 +22,17 @@ pub struct Captured {
 }
 
 impl Captured {
-    /// Records that calls of `frontend` go to the group `owner`.
+    /// Records that connections to `frontend` go to the group `owner`.
     pub fn insert(&self, frontend: Frontend, owner: &GroupName) {
         self.owners.write().insert(frontend, owner.clone());
     }
 
-    /// Records that they no longer do.
+    /// Records that connections to `frontend` no longer come to this process.
     pub fn remove(&self, frontend: &Frontend) {
         self.owners.write().remove(frontend);
     }
 
-    /// Records where node ports are served.
+    /// Records the addresses on which node ports are served.
     pub fn serve_node_ports(&self, node: &NodeContext) {
         let addresses = node.addresses.iter().copied();
         let served = addresses
@@ -43,18 +43,17 @@ impl Captured {
         }
     }
 
-    /// Returns whether `frontend` belongs to the group `owner`.
+    /// Returns whether the group `owner` owns `frontend`.
     pub fn belongs_to(&self, frontend: &Frontend, owner: &GroupName) -> bool {
         self.owners.read().get(frontend) == Some(owner)
     }
 
-    /// Returns the group to which `frontend` belongs; `None`: it is not captured.
+    /// The group that owns `frontend`; `None` if it is not captured.
     pub fn owner(&self, frontend: &Frontend) -> Option<GroupName> {
         self.owners.read().get(frontend).cloned()
     }
 
-    /// Returns the ServicePort for which calls of `to` come to this process; `None`: they do
-    /// not.
+    /// The ServicePort for which connections to `to` come to this process; `None` if they do not.
     pub fn owner_at(&self, protocol: Protocol, to: SocketAddr) -> Option<ServicePortName> {
         let (ip, port) = (to.ip(), to.port());
         let owners = self.owners.read();

@@ -1,7 +1,6 @@
-//! Cluster-local clients: pods and the node itself. Their traffic
-//! to a Service's outside addresses takes the short way: it may reach every
-//! endpoint, whatever `externalTrafficPolicy` says (KEP-1669 and the KUBE-EXT
-//! chains of kube-proxy).
+//! Cluster-local clients: pods and the node itself. Their traffic to a Service's external addresses
+//! is short-circuited: it may reach every endpoint, whatever `externalTrafficPolicy` says (KEP-1669
+//! and the KUBE-EXT chains of kube-proxy).
 
 use std::net::IpAddr;
 
@@ -21,7 +20,7 @@ use crate::{config::DetectLocal, sched::Flow, services::Node};
 pub struct ClusterLocal {
     detect: DetectLocal,
     known: ArcSwap<Known>,
-    /// For asking about routes; opened when first needed.
+    /// Socket for route lookups; opened when first needed.
     routes: Mutex<Option<Socket>>,
 }
 
@@ -32,7 +31,7 @@ struct Known {
 }
 
 impl ClusterLocal {
-    /// Returns a value that knows the given networks, and nothing of the node yet.
+    /// Knows the configured networks, and nothing about the node yet.
     pub fn new(detect: DetectLocal) -> Self {
         let clients = ClusterLocal {
             detect,
@@ -43,8 +42,7 @@ impl ClusterLocal {
         clients
     }
 
-    /// Records the node's object and its own addresses. Returns whether that makes a
-    /// difference.
+    /// Records the node's object and its own addresses. Returns whether that makes a difference.
     pub fn update(&self, node: Option<&Node>, addresses: &[IpAddr]) -> bool {
         let networks = match &self.detect {
             DetectLocal::ClusterCidr(networks) => networks.clone().into(),
@@ -78,10 +76,10 @@ impl ClusterLocal {
             }
     }
 
-    /// Returns whether packets to `peer` leave through a link whose name `is_ours`, so that
-    /// theirs come through it: a socket does not know the link, but a route does. Asked
-    /// only for Services whose external policy distinguishes between callers. What cannot
-    /// be found out counts as outside.
+    /// Returns whether packets to `peer` leave through a link whose name `is_ours`, so that packets
+    /// from it arrive there: a socket does not know the link, but a route does. Only called for
+    /// Services whose external policy distinguishes between callers. If the route cannot be
+    /// determined, the peer counts as external.
     fn is_behind(&self, peer: IpAddr, is_ours: impl Fn(&str) -> bool) -> bool {
         let mut routes = self.routes.lock();
         if routes.is_none() {
@@ -99,8 +97,8 @@ impl ClusterLocal {
         matches!(name, Some(Ok(name)) if name.to_str().is_ok_and(is_ours))
     }
 
-    /// Returns the networks that all cluster-local clients are in, except for the node that calls
-    /// itself; `None`: their addresses do not tell.
+    /// Networks that contain all cluster-local clients, except for the node calling itself; `None`
+    /// if clients are not recognised by their addresses.
     pub fn networks(&self) -> Option<Vec<IpNet>> {
         if let DetectLocal::BridgeInterface(_) | DetectLocal::InterfaceNamePrefix(_) = self.detect {
             return None;
@@ -110,7 +108,7 @@ impl ClusterLocal {
         Some(addresses.chain(known.networks.iter().copied()).collect())
     }
 
-    /// Returns whether an address of this node is in one of `ranges`.
+    /// Returns whether one of `ranges` contains an address of this node.
     pub fn is_node_within(&self, ranges: &[IpNet]) -> bool {
         let known = self.known.load();
         let within = |address| ranges.iter().any(|range| range.contains(address));
@@ -122,14 +120,14 @@ impl ClusterLocal {
         is_the_node(flow) || self.known.load().addresses.contains(&flow.client.ip())
     }
 
-    /// Returns whether the address is in the pods' networks, as far as they are known.
+    /// Returns whether the pods' networks, as far as known, contain the address.
     pub fn has_pod(&self, address: &IpAddr) -> bool {
         let known = self.known.load();
         known.networks.iter().any(|net| net.contains(address))
     }
 
-    /// Returns whether `predicate` holds for the client's address or, if the client is
-    /// the node, for any of the node's own addresses.
+    /// Returns whether `predicate` holds for the client's address or, if the client is the node,
+    /// for any of the node's own addresses.
     pub fn any_address(&self, flow: &Flow, predicate: impl Fn(&IpAddr) -> bool) -> bool {
         let known = || self.known.load();
         predicate(&flow.client.ip()) || is_the_node(flow) && known().addresses.iter().any(predicate)
@@ -137,9 +135,8 @@ impl ClusterLocal {
 }
 
 /// The node calls an address that is routed to itself from that very address
-/// (`ip_route_output_key_hash_rcu` in net/ipv4/route.c takes the destination
-/// for the source of what goes to RTN_LOCAL); from outside, such a packet is a
-/// martian.
+/// (`ip_route_output_key_hash_rcu` in net/ipv4/route.c uses the destination as the source of
+/// packets to RTN_LOCAL); from another machine, such a packet is a martian.
 fn is_the_node(flow: &Flow) -> bool {
     let peer = flow.client.ip();
     peer.is_loopback() || peer == flow.destination

@@ -1,4 +1,4 @@
-//! What the data path counts, for `/metrics`.
+//! Counters of the data path, for `/metrics`.
 
 use prometheus::{IntCounter, IntGauge, Registry};
 
@@ -11,7 +11,7 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// Returns counters that are all zero, and shown by `registry`.
+            /// Registers the counters with `registry`, at zero.
             ///
             /// # Errors
             /// When `registry` has metrics of these names already.

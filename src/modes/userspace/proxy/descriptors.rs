@@ -1,17 +1,14 @@
-//! The budget of file descriptors: what would go over the limit waits instead of
-//! failing.
+//! The budget of file descriptors: work that would exceed the limit waits instead of failing.
 //!
-//! The data path takes its descriptors out of the budget: connections, pipes, UDP
-//! clients, listeners, ports that are reserved. What the rest of the process has
-//! open (logs, epoll, netlink, the API server, probes, health-check node ports) is
-//! counted and left out of it.
+//! The data path takes its descriptors from the budget: connections, pipes, UDP clients, listeners,
+//! reserved ports. The descriptors of the rest of the process (logs, epoll, netlink, the API
+//! server, probes, health-check node ports) are counted and excluded from it.
 //!
-//! Listeners and reserved ports leave a part to connections: even if there are too many
-//! Services to listen for all of them, those that are listened for must be served.
+//! Listeners and reserved ports leave a part to connections: even if there are too many Services to
+//! listen for all of them, those with listeners must be served.
 //!
-//! Clients come and go, and what each has costs memory of this process and of the
-//! kernel: if memory has a limit, they also take from a second budget, which is what
-//! there is memory for.
+//! Clients come and go, and each costs memory of this process and of the kernel: if memory is
+//! limited, they also take from a second budget, which depends on the memory limit.
 
 use std::{
     io,
@@ -26,29 +23,29 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::usage::Room;
 use crate::kernel::open_files;
 
-/// Descriptors for what comes and goes between two counts: programs that are
-/// started and their pipes, netlink sockets, calls of probes and of the API
-/// server, connections that wait for their share of the budget.
+/// Descriptors for short-lived uses between two counts: programs that are started and their pipes,
+/// netlink sockets, probes, requests to the API server, and connections that wait for their share
+/// of the budget.
 const SPARE: usize = 64;
 
-/// The least that the data path has, however low the limit is.
+/// Minimum budget of the data path, however low the limit is.
 const LEAST: usize = 2;
 
-/// Memory that a descriptor of a client costs, in bytes: with that of the kernel for the
-/// socket, half of a connection's task, or a UDP client's. About 5,300 were measured.
+/// Memory of a client's descriptor in bytes: includes the kernel's memory for the socket, and half
+/// of a connection's task, or a UDP client's. About 5,300 were measured.
 const COST: u64 = 6 * 1024;
 
-/// What clients' descriptors may cost is this fraction of the memory limit.
+/// Clients' descriptors may take one part in this many of the memory limit.
 const MEMORY_SHARE: u64 = 2;
 
-/// This fraction of all is for clients alone.
+/// One part in this many of all descriptors is for clients only.
 const CLIENTS_SHARE: usize = 8;
 
-/// Permits that are held, and free again when this is dropped.
+/// Permits that are returned when this is dropped.
 #[derive(Debug)]
 pub struct Permits {
     of_all: OwnedSemaphorePermit,
-    /// Permits of those that clients have memory for, or that Services may have.
+    /// Permits of the budget of clients' memory, or of that of Services.
     of_part: OwnedSemaphorePermit,
 }
 
@@ -60,32 +57,32 @@ impl Permits {
     }
 }
 
-/// Permits that the data path may hold, one for each descriptor.
+/// The budget of the data path: one permit for each descriptor.
 #[derive(Clone, Debug)]
 pub struct Descriptors(Arc<Budget>);
 
 #[derive(Debug)]
 struct Budget {
     permits: Pool,
-    /// Those of them that listeners and reserved ports may have.
+    /// The part of them that listeners and reserved ports may take.
     services: Pool,
-    /// Permits of those descriptors that clients have.
+    /// Permits for the descriptors of clients, limited by memory.
     clients: Arc<Semaphore>,
-    /// How many of them there are, free or not; `None`: memory has no limit.
+    /// Total number of those; `None` if memory is not limited.
     in_memory: Option<usize>,
-    /// Addresses that are listened on when all Services are served.
+    /// Number of addresses with listeners when all Services are served.
     addresses: AtomicUsize,
-    /// What the process may open.
+    /// Maximum number of descriptors of the process.
     limit: usize,
-    /// What it had open outside of the budget when no permit was taken.
+    /// Number of descriptors that were open outside of the budget when no permit was taken.
     outside: AtomicUsize,
 }
 
-/// Permits whose number changes.
+/// A changeable number of permits.
 #[derive(Debug)]
 struct Pool {
     permits: Arc<Semaphore>,
-    /// How many there are, free or not.
+    /// Total number of permits.
     total: AtomicUsize,
 }
 
@@ -109,7 +106,7 @@ impl Pool {
         self.total().saturating_sub(self.free())
     }
 
-    /// Changes their number to `number`; those in use stay until the next call.
+    /// Changes the total to `number`; permits in use are only removed by a later call.
     fn resize(&self, number: usize) {
         let total = self.total();
         let total = if number >= total {
@@ -123,8 +120,8 @@ impl Pool {
 }
 
 impl Descriptors {
-    /// Returns a budget of what this process may open, after its limit was raised, and of
-    /// what there is `memory` for, a limit in bytes.
+    /// The budget of this process, after raising its limit. `memory` is the memory limit in bytes,
+    /// if there is one.
     pub fn of_this_process(memory: Option<u64>) -> Self {
         let descriptors = Descriptors::with_limit(open_files::raise_limit(), memory);
         descriptors.count(0);
@@ -145,9 +142,9 @@ impl Descriptors {
         }))
     }
 
-    /// Counts what is open outside of the budget, and makes the budget what is left of the limit.
-    /// Sockets that were `given` by another process are part of the budget: service groups take
-    /// descriptors out of it with them. Before Linux 6.2 that takes a while where thousands of
+    /// Counts the descriptors that are open outside of the budget, and sets the budget to the rest
+    /// of the limit. Sockets that were `given` by another process are part of the budget: service
+    /// groups take descriptors for them. Before Linux 6.2 this takes a while if thousands of
     /// descriptors are open.
     pub fn count(&self, given: usize) {
         if let Some(open) = open_files::number() {
@@ -155,7 +152,7 @@ impl Descriptors {
         }
     }
 
-    /// Does the same if it costs nothing.
+    /// Does the same if that is cheap.
     pub fn count_if_cheap(&self, given: usize) {
         if let Some(open) = open_files::number_if_cheap() {
             self.counted(open.saturating_sub(given));
@@ -165,8 +162,8 @@ impl Descriptors {
     fn counted(&self, open: usize) {
         let budget = &self.0;
         let taken = budget.permits.taken();
-        // A connection holds permits before its second socket is open: with
-        // many of these, nothing else would seem to be open.
+        // A connection holds permits before its second socket is open: with many such connections,
+        // nothing else would seem to be open.
         let mut outside = open.saturating_sub(taken);
         if taken == 0 {
             budget.outside.store(outside, Relaxed);
@@ -177,13 +174,13 @@ impl Descriptors {
         budget.services.resize(for_services(share));
     }
 
-    /// Makes known how many addresses are listened on when all Services are served.
+    /// Records the number of addresses with listeners when all Services are served.
     pub fn expect(&self, addresses: usize) {
         self.0.addresses.store(addresses, Relaxed);
     }
 
-    /// Returns on how many of the `workers` an address is listened on: on all, unless
-    /// listeners would then have more than half.
+    /// Number of `workers` that listen on an address: all of them, unless listeners would then take
+    /// more than half of the budget.
     pub fn sockets_each(&self, workers: usize) -> usize {
         let most = self.0.permits.total() / 2;
         let needed = self.0.addresses.load(Relaxed).saturating_mul(workers);
@@ -194,7 +191,7 @@ impl Descriptors {
         }
     }
 
-    /// Takes `n` descriptors of a client if they are free, and there is memory for them.
+    /// Takes `n` descriptors for a client if they are free, and there is memory for them.
     pub fn try_take(&self, n: u32) -> Option<Permits> {
         let take = |of: &Arc<Semaphore>| Arc::clone(of).try_acquire_many_owned(n).ok();
         Some(Permits {
@@ -203,11 +200,10 @@ impl Descriptors {
         })
     }
 
-    /// Takes `n` descriptors for something that a Service needs, however much memory there
-    /// is.
+    /// Takes `n` descriptors for listeners or reserved ports of a Service, regardless of memory.
     ///
     /// # Errors
-    /// When that many are not free, or clients would lack them.
+    /// When they are not free, or clients would have too few.
     pub fn take_for_service(&self, n: usize) -> io::Result<Permits> {
         let take = |of: &Pool| {
             let n = u32::try_from(n).ok()?;
@@ -223,7 +219,7 @@ impl Descriptors {
         })
     }
 
-    /// Waits for `n` descriptors of a client, and for memory; first come, first served.
+    /// Waits for `n` descriptors for a client, and for memory. First come, first served.
     pub async fn take(&self, n: u32) -> Permits {
         let memory = wait_for(&self.0.clients, n).await;
         Permits {
@@ -232,7 +228,7 @@ impl Descriptors {
         }
     }
 
-    /// Returns what there is of descriptors for listeners and reserved ports.
+    /// The descriptors for listeners and reserved ports.
     pub fn for_services(&self) -> Room {
         let services = &self.0.services;
         Room {
@@ -241,12 +237,12 @@ impl Descriptors {
         }
     }
 
-    /// Returns how many are free.
+    /// Number of free descriptors.
     pub fn free(&self) -> usize {
         self.0.permits.free()
     }
 
-    /// Returns how many there are besides those of listeners and reserved ports.
+    /// Number of descriptors without those of listeners and reserved ports.
     fn left(&self) -> usize {
         let budget = &self.0;
         budget
@@ -255,24 +251,24 @@ impl Descriptors {
             .saturating_sub(budget.services.taken())
     }
 
-    /// Returns how many of clients there is memory for; `None`: memory has no limit.
+    /// Number of clients' descriptors for which there is memory; `None` if memory is not limited.
     pub fn in_memory(&self) -> Option<usize> {
         self.0.in_memory
     }
 
-    /// Returns how many clients have, where memory has a limit; without one 0.
+    /// Number of descriptors that clients use, if memory is limited; otherwise 0.
     pub fn of_clients(&self) -> usize {
         let free = self.0.clients.available_permits();
         self.in_memory()
             .map_or(0, |total| total.saturating_sub(free))
     }
 
-    /// Returns how many clients may have in all.
+    /// Maximum number of descriptors of clients.
     pub fn for_clients(&self) -> usize {
         self.left().min(self.in_memory().unwrap_or(usize::MAX))
     }
 
-    /// Returns what there is of descriptors, and of those of clients that there is memory for.
+    /// The room for clients: descriptors, and memory for them if it is limited.
     pub fn rooms(&self) -> impl Iterator<Item = Room> {
         let descriptors = Room {
             free: self.free(),
@@ -285,35 +281,34 @@ impl Descriptors {
         std::iter::once(descriptors).chain(memory)
     }
 
-    /// Returns whether less than a quarter of what clients may have is free, or has memory
-    /// left: what can do with fewer should.
+    /// Returns whether less than a quarter of the clients' descriptors, or of the memory for them,
+    /// is free. Those that can work with fewer should.
     pub fn short(&self) -> bool {
         self.rooms().any(|room| room.free < room.total / 4)
     }
 
-    /// Returns whether a service group with that number of descriptors is to leave free
-    /// ones to others: those of all, or those that there is memory for.
+    /// Returns whether a service group with this number of descriptors should leave the free ones,
+    /// or the memory for them, to others.
     pub fn are_for_others(&self, descriptors: usize) -> bool {
         self.rooms().any(|room| room.is_for_others(descriptors))
     }
 }
 
-/// Returns the data path's share of `limit` descriptors when `outside` are open outside
-/// of it.
+/// The data path's share of `limit` descriptors when `outside` are open elsewhere.
 fn share(limit: usize, outside: usize) -> usize {
     let left = limit.saturating_sub(outside);
     let share = left - SPARE.min(left / 2);
     share.clamp(LEAST, Semaphore::MAX_PERMITS)
 }
 
-/// Returns how many of `total` listeners and reserved ports may have: what they leave is
-/// enough for a connection, but not more than half.
+/// How many of `total` descriptors listeners and reserved ports may take: the rest is enough for a
+/// connection, but not more than half.
 fn for_services(total: usize) -> usize {
     let clients = (total / CLIENTS_SHARE).max(LEAST);
     total - clients.min(total / 2)
 }
 
-/// Returns how many descriptors of clients there is memory for under a limit in bytes.
+/// Number of clients' descriptors that fit into a memory limit in bytes.
 fn in_memory(limit: u64) -> usize {
     let most = usize::try_from(limit / MEMORY_SHARE / COST).unwrap_or(usize::MAX);
     most.clamp(LEAST, Semaphore::MAX_PERMITS)
@@ -327,8 +322,8 @@ async fn wait_for(permits: &Arc<Semaphore>, n: u32) -> OwnedSemaphorePermit {
     }
 }
 
-/// Returns whether `error` says that the process (EMFILE) or the system (ENFILE) has
-/// no descriptor left, or no memory for one.
+/// Returns whether `error` means that the process (EMFILE) or the system (ENFILE) has no
+/// descriptors left, or no memory for one.
 pub fn exhausted(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error().map(nix::errno::Errno::from_raw),
@@ -364,10 +359,10 @@ mod tests {
         descriptors.counted(300);
         assert_eq!(descriptors.left(), 1_000 - 300 - SPARE);
         let taken = descriptors.try_take(600).expect("free");
-        // Few of them have a socket yet.
+        // Few of the connections have a socket yet.
         descriptors.counted(350);
         assert_eq!(descriptors.left(), 1_000 - 300 - SPARE);
-        // More is open elsewhere than is free: no new ones, but no fewer.
+        // More are open elsewhere than are free: no new ones, but no fewer.
         descriptors.counted(600 + 380);
         assert_eq!((descriptors.free(), descriptors.left()), (0, 600));
         drop(taken);
@@ -410,7 +405,7 @@ mod tests {
         let most = descriptors.try_take(800).expect("free");
         assert!(descriptors.are_for_others(800) && !descriptors.are_for_others(200));
         drop(most);
-        // More is open elsewhere: clients keep what they have.
+        // More are open elsewhere: clients keep their descriptors.
         descriptors.counted(7_000 + 400);
         assert_eq!(descriptors.for_clients(), 600);
         drop(listening);

@@ -1,5 +1,5 @@
-//! Tries to reach endpoints, remembered while a ServicePort is followed. Otherwise a try costs
-//! one load of an atomic.
+//! Log of attempts to reach endpoints, kept while a ServicePort is followed. Otherwise an attempt
+//! costs one load of an atomic.
 
 use std::{
     collections::VecDeque,
@@ -11,42 +11,43 @@ use std::{
 use net::Protocol;
 use parking_lot::Mutex;
 
-/// How long a ServicePort is followed after it was asked for.
+/// How long a ServicePort is followed after a request.
 const LEASE: Duration = Duration::from_secs(10);
 
-/// How many ServicePorts may be followed at a time.
+/// Maximum number of ServicePorts that are followed at a time.
 const MOST_FOLLOWED: usize = 16;
 
-/// Tries that are remembered, of all ServicePorts that are followed; if there are more, the last
-/// ones.
+/// Maximum number of attempts that are remembered, of all followed ServicePorts; the oldest ones
+/// are dropped.
 const MOST: usize = 4096;
 
-/// A try to reach an endpoint for a client.
+/// An attempt to reach an endpoint for a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dial {
     /// Address and port of the client.
     pub client: SocketAddr,
-    /// Address and port of the endpoint that was tried.
+    /// Address and port of the endpoint.
     pub endpoint: SocketAddr,
-    /// Where the endpoint sees it come from; `None`: it was not reached, or that is not known.
+    /// The source address that the endpoint sees; `None` if it was not reached, or that is not
+    /// known.
     pub from: Option<SocketAddr>,
-    /// Why the endpoint did not take the client; `None`: it did.
+    /// Why the endpoint could not be reached; `None` if it was.
     pub error: Option<String>,
 }
 
-/// Tries of a ServicePort.
+/// Attempts of a ServicePort.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dials {
-    /// The tries, in their order.
+    /// The attempts, oldest first.
     pub items: Vec<Dial>,
-    /// The number to ask with next.
+    /// The number for the next request.
     pub next: u64,
-    /// Whether some may be missing: there were more than are remembered, the ServicePort was not
-    /// followed for a while, or another process counted.
+    /// Whether attempts may be missing: there were more than are remembered, the ServicePort was
+    /// not followed for a while, or the number is from another process.
     pub lost: bool,
 }
 
-/// As many ServicePorts are followed as may be.
+/// The maximum number of ServicePorts are being followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "connections to endpoints of {MOST_FOLLOWED} ServicePorts are already being followed, which is \
@@ -54,7 +55,7 @@ pub struct Dials {
 )]
 pub struct TooMany;
 
-/// What is remembered of tries.
+/// The remembered attempts.
 #[derive(Debug, Default)]
 pub struct DialLog {
     is_followed: AtomicBool,
@@ -64,9 +65,9 @@ pub struct DialLog {
 #[derive(Debug, Default)]
 struct Log {
     followed: Vec<Followed>,
-    /// Each try with its ServicePort, whose place in `followed` may change.
+    /// Attempts with their ServicePorts, whose positions in `followed` may change.
     dials: VecDeque<(Box<str>, Protocol, Dial)>,
-    /// How many came before those in `dials`.
+    /// Number of attempts before those in `dials`.
     before: u64,
 }
 
@@ -78,7 +79,7 @@ struct Followed {
 }
 
 impl DialLog {
-    /// Remembers a try for a client of the ServicePort `label`, if that is followed.
+    /// Remembers an attempt for a client of the ServicePort `label`, if that is followed.
     pub fn add(&self, label: &str, protocol: Protocol, dial: impl FnOnce() -> Dial) {
         if self.is_followed.load(Relaxed) {
             self.remember((label, protocol), Instant::now(), dial);
@@ -92,12 +93,11 @@ impl DialLog {
         log.add(of, dial);
     }
 
-    /// Returns the tries for clients of the ServicePort `label` since the one of the number
-    /// `after`, and has it followed for ten seconds from `now` on. Without a number there are
-    /// none yet.
+    /// The attempts for clients of the ServicePort `label` from number `after` on. Also follows the
+    /// ServicePort for ten seconds from `now`. Without a number, no attempts are returned.
     ///
     /// # Errors
-    /// When as many others are followed as may be.
+    /// When the maximum number of others are being followed.
     pub fn follow(
         &self,
         label: &str,
@@ -136,7 +136,7 @@ impl Log {
         }
     }
 
-    /// Returns whether the ServicePort was followed already.
+    /// Returns whether the ServicePort was already being followed.
     fn renew(&mut self, label: &str, protocol: Protocol, until: Instant) -> Result<bool, TooMany> {
         let is_full = self.followed.len() == MOST_FOLLOWED;
         let mut followed = self.followed.iter_mut();
@@ -209,7 +209,7 @@ mod tests {
         add("a/web:http", 5);
         let found = follow(Some(found.next), now);
         assert_eq!(ports(&found), [5]);
-        // A number of another process.
+        // A number from another process.
         let others = follow(Some(u64::MAX), now);
         assert_eq!((ports(&others), others.lost), (vec![], true));
 

@@ -1,10 +1,9 @@
-//! Which endpoints of a service group did not answer lately.
+//! Endpoints of a service group that did not answer recently.
 //!
-//! An endpoint that fails is *ejected*: passed over while another one is
-//! available. Then one connection tries it, and all others pass it over until
-//! the outcome is known: a dead endpoint costs one caller a dial timeout now and
-//! then, instead of every n-th caller. Each further failure in a row doubles the
-//! time; an answer ends it at once.
+//! An endpoint that fails is *ejected*: it is skipped while another one is available. After that
+//! time one connection tries it, and all others skip it until the outcome is known: a dead endpoint
+//! costs one caller a dial timeout now and then, instead of every n-th caller. Each further failure
+//! in a row doubles the time; an answer ends it at once.
 
 use std::{
     net::SocketAddr,
@@ -16,52 +15,53 @@ use hashbrown::HashMap;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-/// How long the first failure ejects an endpoint. Short, because one that comes
-/// back should get its share at once.
+/// How long the first failure ejects an endpoint. Short, because a recovered endpoint should get
+/// its share at once.
 const FIRST: Duration = Duration::from_secs(1);
 
-/// The longest that one is ejected, and how long it is remembered that it was.
+/// Maximum duration of an ejection, and how long it is remembered afterwards.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// How long a trial may go without an outcome: longer than any attempt to
-/// connect waits, and a reset after it counts as a failure (`ANSWER_WINDOW` in
-/// `tcp/relay.rs`). It has none when its client leaves, or if nothing ever comes
-/// back over UDP, where only a refusal can be seen; the endpoint is then not
-/// passed over any more.
+/// How long a trial may have no outcome: longer than any attempt to connect waits, and a reset
+/// after it counts as a failure (`ANSWER_WINDOW` in `tcp/relay.rs`). A trial has no outcome if its
+/// client leaves, or if nothing ever comes back over UDP, where only a refusal can be seen; the
+/// endpoint is then no longer skipped.
 const TRIAL: Duration = Duration::from_secs(8);
 
-/// Number of endpoints above which old ones are swept out; the next sweep is due when
-/// what was left has doubled.
+/// Number of endpoints above which old ones are removed; the next removal is due when the rest has
+/// doubled.
 const SWEEP_AT: usize = 64;
 
 /// Maximum number of endpoints of a service group that are named in the log at a time: all may fail
 /// at once.
 const NAMED: usize = 5;
 
-/// Failures in a row after which an endpoint is named: what lasts no longer than a second is not.
+/// Number of failures in a row after which an endpoint is named: failures of up to a second are not
+/// logged.
 const NAMED_AFTER: u32 = 2;
 
-/// Endpoints that failed lately, mostly none.
+/// Endpoints that failed recently; usually none.
 #[derive(Debug, Default)]
 pub struct Failing {
-    /// Whether there may be some: saves the lock where nothing fails.
+    /// Whether there may be any: saves the lock if nothing fails.
     any: AtomicBool,
     table: Mutex<Table>,
 }
 
-/// A Service may have thousands of endpoints that all fail at once, and each is looked
-/// up at each pick.
+/// A map, because a Service may have thousands of endpoints that all fail at once, and each is
+/// looked up at each pick.
 #[derive(Debug, Default)]
 struct Table {
     ejections: HashMap<SocketAddr, Ejection>,
-    /// Endpoints that are not to be named in the log: they were, here or elsewhere.
+    /// Endpoints that need not be named in the log, because this group or other code has named
+    /// them.
     logged: HashMap<SocketAddr, Logged>,
-    /// When all of them are forgotten.
+    /// When all of them will be forgotten.
     last: Option<Instant>,
     sweep_at: usize,
 }
 
-/// Where it was logged that an endpoint is ejected.
+/// Which code logged that an endpoint is ejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Logged {
     Here,
@@ -71,9 +71,9 @@ enum Logged {
 #[derive(Clone, Copy, Debug)]
 struct Ejection {
     until: Instant,
-    /// Failures in a row.
+    /// Number of failures in a row.
     failures: u32,
-    /// Whether a trial runs until then, or ended without an outcome.
+    /// Whether `until` is the end of a trial, which may also have ended without an outcome.
     on_trial: bool,
 }
 
@@ -90,7 +90,7 @@ impl Table {
     }
 }
 
-/// The endpoints to pass over at one moment. None fails or answers meanwhile.
+/// The endpoints to skip at one moment. While it exists, none can fail or answer.
 #[derive(Debug)]
 pub struct Ejected<'a> {
     table: MutexGuard<'a, Table>,
@@ -98,13 +98,13 @@ pub struct Ejected<'a> {
 }
 
 impl Ejected<'_> {
-    /// Returns whether `endpoint` is among them.
+    /// Returns whether `endpoint` must be skipped.
     pub fn has(&self, endpoint: &SocketAddr) -> bool {
         let ejection = self.table.ejections.get(endpoint);
         ejection.is_some_and(|ejection| ejection.until > self.now)
     }
 
-    /// Records that `endpoint` was picked: if its time of ejection is over, this is its trial.
+    /// Records that `endpoint` was picked. If its ejection is over, this is its trial.
     pub fn picked(&mut self, endpoint: SocketAddr) {
         if let Some(ejection) = self.table.ejections.get(&endpoint).copied()
             && ejection.until <= self.now
@@ -121,15 +121,15 @@ impl Ejected<'_> {
 }
 
 impl Failing {
-    /// Records that the endpoint refused a connection, did not answer in time, or reset
-    /// the connection before it sent anything. Returns how often in a row it did, if that is to be
+    /// Records that the endpoint refused a connection, did not answer in time, or reset the
+    /// connection before it sent anything. Returns the number of failures in a row, if it should be
     /// logged.
     pub fn failed(&self, endpoint: SocketAddr) -> Option<u32> {
         let now = Instant::now();
         let mut table = self.table.lock();
         let before = table.ejections.get(&endpoint).copied();
         let before = before.filter(|ejection| ejection.forgotten() > now);
-        // Attempts that began before the first of them failed are one failure.
+        // Attempts that began before the first failure count as one failure.
         if before.is_some_and(|ejection| ejection.until > now && !ejection.on_trial) {
             return None;
         }
@@ -164,14 +164,14 @@ impl Failing {
         Some(ejection.failures)
     }
 
-    /// Records that it was logged elsewhere why the endpoint is not used.
+    /// Records that other code logged why the endpoint is not used.
     pub fn is_known(&self, endpoint: SocketAddr) {
         let mut table = self.table.lock();
         table.logged.entry(endpoint).or_insert(Logged::Elsewhere);
     }
 
     /// Records that the endpoint sent something, or did not reset the connection for a while.
-    /// Returns whether it was logged that it does not.
+    /// Returns whether its ejection was logged.
     pub fn answered(&self, endpoint: SocketAddr) -> bool {
         if !self.any.load(Relaxed) {
             return false;
@@ -182,7 +182,7 @@ impl Failing {
         table.logged.remove(&endpoint) == Some(Logged::Here)
     }
 
-    /// Returns the endpoints to pass over now, if there may be any.
+    /// The endpoints to skip now, if there may be any.
     pub fn ejected(&self) -> Option<Ejected<'_>> {
         if !self.any.load(Relaxed) {
             return None;
@@ -246,7 +246,7 @@ mod tests {
         assert!(!is_ejected(&failing, a));
         for seconds in [1, 2, 4, 8, 16, 32, 60, 60] {
             failing.failed(a);
-            // Others were on their way to it at the same time.
+            // Other attempts were under way at the same time.
             failing.failed(a);
             assert!(!is_ejected(&failing, b));
             advance(Duration::from_secs(seconds) - Duration::from_millis(1)).await;

@@ -1,6 +1,5 @@
-//! A service group: the addresses of a ServicePort that are treated alike, and where
-//! their traffic goes. Workers read it without locks; a sync swaps what it
-//! points to.
+//! A service group: the addresses of a ServicePort that are treated alike, and the destination of
+//! their traffic. Workers read it without locks; a sync swaps its routing.
 
 use std::{
     convert::Infallible,
@@ -28,36 +27,35 @@ use crate::{
     services::{ProxyProtocol, Retry},
 };
 
-/// Where a service group's traffic goes. Immutable; a change swaps in a new one.
+/// Destination of a service group's traffic. Immutable; a change swaps in a new one.
 #[derive(Debug)]
 pub struct Routing {
-    /// The endpoints that connections go to.
+    /// The endpoints for new connections.
     pub backends: Backends,
-    /// The endpoints for cluster-local clients; `None`: the same as for other clients.
+    /// The endpoints for cluster-local clients; `None` if they are the same as for other clients.
     pub cluster_local: Option<Backends>,
-    /// The endpoints that keep the UDP flows that they have, and get no new ones.
+    /// The endpoints that keep their UDP flows, and get no new ones.
     keep_flows: Box<[RealServer]>,
-    /// The loads of endpoints that have left, as long as connections to them are open: one that
-    /// comes back gets its load again, like a real server that IPVS takes back from its trash
+    /// The loads of removed endpoints with open connections: an endpoint that is added again gets
+    /// its load back, like a real server that IPVS takes back from its trash
     /// (`ip_vs_trash_get_dest` in net/netfilter/ipvs/ip_vs_ctl.c).
     left: Box<[(SocketAddr, Weak<Load>)]>,
-    /// The clients with their endpoints, for ClientIP affinity; `None`: there is no session
+    /// The clients with their endpoints, for ClientIP affinity; `None` if there is no session
     /// affinity.
     pub affinity: Option<Arc<Affinity>>,
-    /// Peers that may call; empty: everyone.
+    /// Networks of peers that may call; empty if everyone may.
     pub allowed: Box<[IpNet]>,
-    /// Version of the PROXY protocol header with which TCP connections to endpoints begin; `None`:
-    /// none is sent.
+    /// Version of the PROXY protocol header with which TCP connections to endpoints start; `None`
+    /// if no header is sent.
     pub proxy_protocol: Option<ProxyProtocol>,
-    /// What may be tried again on another endpoint.
+    /// Failures after which another endpoint is tried.
     pub retry: Retry,
-    /// How many connections its Service asks to have at most.
+    /// Connection limits that the Service requests.
     pub limits: AskedLimits,
 }
 
 impl Routing {
-    /// Returns the routing that `plan` asks for; what `before` knows of endpoints is
-    /// kept.
+    /// The routing of `plan`, keeping the state of endpoints from `before`.
     pub fn new(
         plan: &GroupPlan,
         seed: Seed,
@@ -97,8 +95,8 @@ impl Routing {
         routing
     }
 
-    /// Returns the loads of the endpoints that get new connections, and of others, also those that
-    /// have left, while connections to them are open.
+    /// The loads of endpoints that get new connections, and of others, including removed ones, with
+    /// open connections.
     pub fn loads(&self) -> Loads {
         let left = self.left.iter();
         let left = left.filter_map(|(at, load)| Some((*at, load.upgrade()?)));
@@ -110,7 +108,7 @@ impl Routing {
             .collect()
     }
 
-    /// Returns whether it is what `plan` asks for.
+    /// Returns whether it is the routing of `plan`.
     pub fn is_of(&self, plan: &GroupPlan, affinity: Option<&Arc<Affinity>>) -> bool {
         let cluster_local = match (&self.cluster_local, &plan.cluster_local) {
             (Some(backends), Some(targets)) => backends.is_of(plan.scheduler, targets),
@@ -143,13 +141,12 @@ impl Routing {
         }
     }
 
-    /// Returns all endpoints that may have UDP flows, of all clients, whether they get new ones or
-    /// not.
+    /// All endpoints that may have UDP flows, of all clients, whether or not they get new ones.
     pub fn servers(&self) -> impl Iterator<Item = &RealServer> {
         self.reached().chain(&self.keep_flows)
     }
 
-    /// Returns the endpoints that get new connections, of all clients.
+    /// The endpoints that get new connections, of all clients.
     fn reached(&self) -> impl Iterator<Item = &RealServer> {
         std::iter::once(&self.backends)
             .chain(&self.cluster_local)
@@ -165,20 +162,20 @@ pub struct ServiceGroup {
     cluster_local: Arc<ClusterLocal>,
     failing: Failing,
     routing: ArcSwap<Routing>,
-    /// What its Service has open, and its clients.
+    /// Usage of the Service and its clients.
     pub usage: Arc<Usage>,
-    /// TCP connections that are open now.
+    /// Number of open TCP connections.
     pub connections: AtomicUsize,
     /// Whether it was logged that new connections wait, to leave descriptors to others.
     pub waits_logged: LoggedFlag,
     /// Whether it was logged that stalled connections were ended.
     pub stalled_logged: LoggedFlag,
-    /// Whether it was logged that calls of an endpoint would come back.
+    /// Whether it was logged that connections to an endpoint would come back.
     pub comes_back_logged: LoggedFlag,
 }
 
 impl ServiceGroup {
-    /// Returns a service group that sends its traffic along `routing`.
+    /// A service group with this `routing`.
     pub fn new(
         label: Arc<str>,
         cluster_local: Arc<ClusterLocal>,
@@ -198,17 +195,17 @@ impl ServiceGroup {
         }
     }
 
-    /// Returns how many descriptors its TCP connections have that are open now.
+    /// Number of descriptors of its open TCP connections.
     pub fn descriptors(&self) -> usize {
         self.connections.load(Relaxed) * PER_CONNECTION as usize
     }
 
-    /// Returns where traffic goes now.
+    /// The current routing.
     pub fn routing(&self) -> Arc<Routing> {
         self.routing.load_full()
     }
 
-    /// Sends new traffic along `next`.
+    /// Uses `next` for new traffic.
     pub fn reroute(&self, next: Routing) {
         self.routing.store(Arc::new(next));
     }
@@ -233,19 +230,19 @@ impl ServiceGroup {
         }
     }
 
-    /// Records that it was logged why `endpoint` is not used.
+    /// Records that other code logged why `endpoint` is not used.
     pub fn is_known(&self, endpoint: SocketAddr) {
         self.failing.is_known(endpoint);
     }
 
-    /// Returns whether `endpoint` did not answer lately, and is passed over while
-    /// others are available.
+    /// Returns whether `endpoint` did not answer recently, and is skipped while others are
+    /// available.
     pub fn passes_over(&self, endpoint: &SocketAddr) -> bool {
         let ejected = self.failing.ejected();
         ejected.is_some_and(|ejected| ejected.has(endpoint))
     }
 
-    /// Returns the endpoints that it passes over.
+    /// The endpoints that are skipped.
     pub fn passed_over(&self) -> Vec<SocketAddr> {
         let Some(ejected) = self.failing.ejected() else {
             return Vec::new();
@@ -255,20 +252,20 @@ impl ServiceGroup {
         servers.filter(|address| ejected.has(address)).collect()
     }
 
-    /// Returns the limits of its Service, which are those in `given` where it asks for none.
+    /// The limits of its Service; `given` ones apply if the Service requests none.
     pub fn limits(&self, given: ConnectionLimits) -> ConnectionLimits {
         given.of_service(self.routing.load().limits)
     }
 
-    /// Returns whether source ranges let the client of `flow` call.
+    /// Returns whether source ranges allow the client of `flow`.
     pub fn admits(&self, flow: &Flow) -> bool {
         let routing = self.routing.load();
         let allowed = |peer: &IpAddr| routing.allowed.iter().any(|range| range.contains(peer));
         routing.allowed.is_empty() || self.cluster_local.any_address(flow, allowed)
     }
 
-    /// Returns the endpoint at `address` if a UDP flow that began in another process may go on
-    /// there: as if it had begun in this one, it need not get new flows.
+    /// The endpoint at `address`, if a UDP flow that began in another process may continue there.
+    /// As for flows of this process, the endpoint need not get new flows.
     pub fn prefer(&self, address: SocketAddr) -> Option<Endpoint> {
         if self.passes_over(&address) {
             return None;
@@ -278,15 +275,15 @@ impl ServiceGroup {
         endpoint.map(Endpoint::from)
     }
 
-    /// Returns the endpoints that [`ServiceGroup::pick`] may return for a new flow, whatever is
-    /// known of failures: the one that its client stays on, or all.
+    /// The endpoints that [`ServiceGroup::pick`] may return for a new flow, regardless of failures:
+    /// the endpoint to which its client is pinned, or all.
     #[cfg(test)]
     pub fn candidates(&self, flow: &Flow) -> Vec<SocketAddr> {
         let routing = self.routing.load();
         let backends = routing.backends_for(flow, &self.cluster_local);
         let mut stays = None;
         if let Some(affinity) = &routing.affinity {
-            // Nothing is chosen, so its client is pinned as before.
+            // Nothing is chosen, so its client stays pinned as before.
             affinity.pin(flow.client.ip(), |current| {
                 let chosen = self.choose(flow, backends, current, &mut Tried::default());
                 stays = current.filter(|on| chosen.is_some_and(|chosen| chosen.address == *on));
@@ -300,7 +297,7 @@ impl ServiceGroup {
         usable.map(|server| server.address).collect()
     }
 
-    /// Makes a client stay on an endpoint, if clients stay on theirs.
+    /// Pins a client to an endpoint, if there is session affinity.
     #[cfg(test)]
     pub fn pin(&self, client: IpAddr, endpoint: SocketAddr) {
         if let Some(affinity) = &self.routing.load().affinity {
@@ -308,12 +305,12 @@ impl ServiceGroup {
         }
     }
 
-    /// Returns whether clients stay on their endpoints.
+    /// Returns whether there is session affinity.
     pub fn has_affinity(&self) -> bool {
         self.routing.load().affinity.is_some()
     }
 
-    /// Returns the endpoint for a new flow, other than those it `tried`; `None`: there is no other.
+    /// Picks an endpoint for a new flow, other than those it `tried`; `None` if there is no other.
     /// A client with affinity stays on the endpoint to which it is pinned, or is pinned to the
     /// returned one.
     pub fn pick(&self, flow: &Flow, tried: &mut Tried) -> Option<Endpoint> {
@@ -322,9 +319,9 @@ impl ServiceGroup {
         Some(endpoint)
     }
 
-    /// Returns the endpoint that [`ServiceGroup::pick`] would return, and what `begin` makes
-    /// of it. Only if that is not an error is a client with affinity pinned to it: a flow that
-    /// does not begin, as of an address that was forged, leaves nothing.
+    /// Picks an endpoint as [`ServiceGroup::pick`] does, and calls `begin` for it. A client with
+    /// affinity is only pinned to the endpoint if `begin` succeeds: a flow that does not begin, for
+    /// example from a forged address, leaves nothing behind.
     pub fn begin<T, E>(
         &self,
         flow: &Flow,
@@ -348,7 +345,7 @@ impl ServiceGroup {
         })
     }
 
-    /// Returns the endpoint for a new flow of a client that is pinned to `current`.
+    /// Chooses the endpoint for a new flow of a client that is pinned to `current`.
     fn choose(
         &self,
         flow: &Flow,

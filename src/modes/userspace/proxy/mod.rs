@@ -1,5 +1,5 @@
-//! Relays bytes between clients and endpoints: runs on the workers, sees service groups
-//! only, and reads their routing without locks.
+//! Relays bytes between clients and endpoints: runs on the workers, knows only service groups, and
+//! reads their routing without locks.
 
 pub mod affinity;
 pub mod backends;
@@ -47,66 +47,65 @@ use self::{
 use super::rings::Rings;
 use crate::{hold::Holding, log_once::LoggedFlag, sched::Flow};
 
-/// What all connections and associations share.
+/// State shared by all connections and associations.
 #[derive(Debug)]
 pub struct Shared {
     /// The node's name.
     pub node: Arc<str>,
     /// The budget of file descriptors.
     pub descriptors: Descriptors,
-    /// What each Service and its clients have open.
+    /// Usage of each Service and its clients.
     pub usages: Usages,
-    /// How much they may have if a Service does not say.
+    /// Limits of Services that do not request their own.
     pub limits: ConnectionLimits,
-    /// How many clients with session affinity are remembered.
+    /// Limit on the number of clients with session affinity that are remembered.
     pub pins: Arc<PinLimit>,
-    /// What relays keep for slow receivers.
+    /// Bytes that relays buffer for slow receivers.
     pub buffered: Buffered,
-    /// What the kernel keeps for them.
+    /// Memory of the kernel's socket buffers.
     pub socket_memory: SocketMemory,
-    /// What is counted for `/metrics`.
+    /// Counters for `/metrics`.
     pub counters: Counters,
-    /// What all UDP flows share.
+    /// Resources shared by all UDP flows.
     pub udp: udp::Resources,
     /// How long an idle UDP client keeps its backend.
     pub udp_timeout: Duration,
-    /// How far a client's search for a backend may go.
+    /// Limits of a client's search for a backend.
     pub dial: tcp::Limits,
-    /// Tries to reach endpoints of the ServicePorts that are followed.
+    /// Attempts to reach endpoints of followed ServicePorts.
     pub dials: Arc<DialLog>,
-    /// How long a peer may leave data unacknowledged; zero: as long as the kernel
-    /// allows.
+    /// How long a peer may leave data unacknowledged; zero for the kernel's limit.
     pub tcp_user_timeout: Duration,
     /// Distinguishes cluster-local clients from others.
     pub cluster_local: Arc<ClusterLocal>,
-    /// Which endpoints see the client's address.
+    /// Decides which endpoints see the client's address.
     pub transparent: Arc<Transparent>,
-    /// Addresses at which calls come back here.
+    /// Addresses whose connections come to this process.
     pub captured: Arc<Captured>,
     /// The rings for the workers.
     pub rings: Rings,
-    /// What keeps sockets from one process to the next.
+    /// The holder that keeps sockets from one process to the next.
     pub holding: Holding,
-    /// The worker where the next listeners begin.
+    /// The first worker for the next listeners.
     pub next_worker: AtomicUsize,
     /// Whether it was logged that local ports run out.
     pub ports_logged: LoggedFlag,
 }
 
 impl Shared {
-    /// Returns the worker where the `sockets` of the next listeners begin.
+    /// The first worker for the next listeners, which have this many `sockets`.
     pub fn next_worker(&self, sockets: usize) -> usize {
         self.next_worker.fetch_add(sockets, Relaxed)
     }
 
-    /// Returns whether `group` is to leave memory to others: the kernel's socket buffers take much
-    /// of it, and the group has more than a quarter of what clients have open.
+    /// Returns whether `group` should leave memory to others: the kernel's socket buffers take much
+    /// of it, and the group uses more than a quarter of all clients' descriptors.
     fn lacks_memory_for(&self, group: &ServiceGroup) -> bool {
         self.socket_memory.is_short() && group.descriptors() > self.descriptors.of_clients() / 4
     }
 
-    /// Gives a `place` of the Service of `group` to the client of `flow`, if it may have
-    /// one more under `limits`; otherwise counts and logs that it may not.
+    /// Gives a `place` of the Service of `group` to the client of `flow`, if `limits` allow it
+    /// another one; otherwise counts and logs the refusal.
     fn admit(
         &self,
         group: &ServiceGroup,
@@ -154,8 +153,8 @@ impl Shared {
         counted
     }
 
-    /// Returns a place for a connection or UDP flow of the Service of `group`; `None`: it has
-    /// as many as it may under `limits`, which is counted and logged.
+    /// A place for a connection or UDP flow of the Service of `group`; `None` if the Service is at
+    /// its limit, which is counted and logged.
     fn place(&self, group: &ServiceGroup, limits: ConnectionLimits) -> Option<Place> {
         let place = group.usage.place(limits.service);
         if place.is_none() {
@@ -181,8 +180,8 @@ impl Shared {
         place
     }
 
-    /// Returns whether a call of `endpoint` would come back to this process; logs that
-    /// once for each group, and when it is over.
+    /// Returns whether connections to `endpoint` would come back to this process. Logs that once
+    /// for each group, and when it is over.
     fn comes_back(&self, group: &ServiceGroup, protocol: Protocol, endpoint: SocketAddr) -> bool {
         let owner = self.captured.owner_at(protocol, endpoint);
         if owner.is_some() {

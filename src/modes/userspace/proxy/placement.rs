@@ -1,6 +1,6 @@
-//! Which worker serves a new connection. The kernel chooses a listener by a hash of the addresses,
-//! which leaves the busiest of 8 workers with almost twice the mean of 32 connections; so a
-//! connection that arrives at a busy worker is given to the one that has fewest.
+//! Placement of new connections on workers. The kernel chooses a listener by a hash of the
+//! addresses, which leaves the busiest of 8 workers with almost twice the mean of 32 connections;
+//! so a connection that arrives at a busy worker is moved to the worker with the fewest.
 
 use std::sync::{
     Arc,
@@ -9,19 +9,19 @@ use std::sync::{
 
 use tokio::sync::mpsc::{UnboundedSender, WeakUnboundedSender};
 
-/// Something to start on a worker; runs inside its runtime.
+/// Work to start on a worker; runs inside its runtime.
 pub type Job = Box<dyn FnOnce() + Send>;
 
-/// One worker, as the others see it.
+/// A worker, as the others see it.
 #[derive(Debug)]
 struct Seat {
-    /// TCP connections that it serves now.
+    /// Number of TCP connections that it serves.
     connections: AtomicUsize,
     /// Does not keep the worker alive.
     jobs: WeakUnboundedSender<Job>,
 }
 
-/// One of the workers, which knows the others.
+/// A worker that knows the others.
 #[derive(Clone, Debug)]
 pub struct Placement {
     seats: Arc<[Seat]>,
@@ -29,7 +29,7 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Returns a placement for each of the workers that take `jobs`.
+    /// The placements of the workers that take `jobs`.
     pub fn of_all(jobs: &[UnboundedSender<Job>]) -> Vec<Placement> {
         let seats = jobs.iter().map(|jobs| Seat {
             connections: AtomicUsize::new(0),
@@ -43,8 +43,8 @@ impl Placement {
         (0..jobs.len()).map(of).collect()
     }
 
-    /// Counts a connection that came to this worker at the worker that is to serve it:
-    /// this one, unless another has clearly fewer, as waking that costs something.
+    /// Chooses the worker that serves a connection that arrived at this worker, and counts it
+    /// there: this worker, unless another has clearly fewer, because waking that one has a cost.
     pub fn place(&self) -> Placed {
         let connections = |number: usize| self.seats[number].connections.load(Relaxed);
         let least = (0..self.seats.len()).min_by_key(|&number| connections(number));
@@ -62,7 +62,7 @@ impl Placement {
         }
     }
 
-    /// Makes the worker of `place` run `job`, or this one if that has ended. Runs on
+    /// Runs `job` on the worker `place`, or on this worker if that one has ended. Must be called on
     /// this worker.
     pub fn run(&self, place: usize, job: impl FnOnce() + Send + 'static) {
         if place == self.number {
@@ -77,7 +77,7 @@ impl Placement {
     }
 }
 
-/// Counts a connection at its worker as long as this lives.
+/// Counts a connection at its worker until this is dropped.
 #[derive(Debug)]
 pub struct Placed {
     seats: Arc<[Seat]>,
@@ -85,7 +85,6 @@ pub struct Placed {
 }
 
 impl Placed {
-    /// Returns the worker's number.
     pub fn number(&self) -> usize {
         self.number
     }

@@ -13,16 +13,15 @@ use nix::sys::socket::{
 };
 use socket2::SockRef;
 
-/// The signature, with which no other protocol begins.
+/// The signature, with which no other protocol starts.
 const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
 /// Version 2, command PROXY: on behalf of another.
 const VERSION_AND_COMMAND: u8 = 0x21;
 const TCP_OVER_IPV4: u8 = 0x11;
 const TCP_OVER_IPV6: u8 = 0x21;
 
-/// Returns the header of a TCP connection that `client` opened to `called`. When only
-/// one of them is IPv4, both are written as IPv6, the IPv4 one mapped (RFC 4291 section
-/// 2.5.5.2).
+/// The header of a TCP connection that `client` opened to `called`. If only one of them is IPv4,
+/// both are written as IPv6, with the IPv4 one mapped (RFC 4291 section 2.5.5.2).
 pub fn header(client: SocketAddr, called: SocketAddr) -> Vec<u8> {
     let (kind, addresses) = match (client.ip().to_canonical(), called.ip().to_canonical()) {
         (IpAddr::V4(client), IpAddr::V4(called)) => (
@@ -54,11 +53,11 @@ fn sixteen(ip: IpAddr) -> [u8; 16] {
     }
 }
 
-/// Returns the address that the client of an accepted connection called: before nat
-/// rules, if there are any (`SO_ORIGINAL_DST`), else the socket's own.
+/// The address that the client of an accepted connection called: the one before nat rules, if there
+/// are any (`SO_ORIGINAL_DST`), else the socket's own.
 ///
 /// # Errors
-/// When the socket has no address any more.
+/// When the socket no longer has an address.
 pub fn called(accepted: &impl AsFd) -> io::Result<SocketAddr> {
     let own = SockRef::from(accepted).local_addr()?.as_socket();
     let own = own.ok_or(io::ErrorKind::AddrNotAvailable)?;
@@ -72,7 +71,7 @@ pub fn called(accepted: &impl AsFd) -> io::Result<SocketAddr> {
             SocketAddrV6::new(ip.into(), u16::from_be(a.sin6_port), 0, 0).into()
         }),
     };
-    // Without connection tracking, or without its entry for this connection.
+    // There is no connection tracking, or no entry for this connection.
     Ok(original.unwrap_or(own))
 }
 
@@ -84,7 +83,7 @@ mod tests {
 
     use super::*;
 
-    /// Reads a header as a backend does; what follows it is the client's.
+    /// Reads a header as a backend does; the rest is the client's data.
     fn decode(bytes: &[u8]) -> Option<(SocketAddr, SocketAddr, &[u8])> {
         let (fixed, rest) = bytes.split_at_checked(16)?;
         if fixed[..12] != SIGNATURE || fixed[12] != 0x21 {
@@ -123,10 +122,10 @@ mod tests {
         let cases = [
             ("192.0.2.1:256", "10.96.0.1:80", from_v4.clone()),
             ("[2001:db8::1]:65535", "[fd00::2]:443", long),
-            // Mixed, either way round.
+            // Mixed, in both directions.
             ("192.0.2.1:1", "[fd00::2]:2", mixed),
             ("[fd00::2]:2", "192.0.2.1:1", mixed_back),
-            // A dual-stack socket's way to say IPv4.
+            // The form in which a dual-stack socket represents IPv4.
             ("[::ffff:192.0.2.1]:256", "10.96.0.1:80", from_v4),
         ];
         for (client, called, expected) in cases {

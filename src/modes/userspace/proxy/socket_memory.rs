@@ -1,8 +1,8 @@
 //! Whether the kernel's socket buffers leave memory to the process.
 //!
-//! With cgroups version 2 they count as memory of the process, which the kernel ends when it
-//! needs more than its limit. What a connection has in them is bounded, and is much only while
-//! one of its ends does not read: such connections of a Service that has many are ended then.
+//! With cgroups version 2 they count as memory of the process, which the kernel kills when it
+//! exceeds its limit. A connection's share of them is bounded, and is only large while one of its
+//! ends does not read: when memory is short, such connections are ended if their Service has many.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
@@ -11,37 +11,36 @@ use std::{
 
 use crate::kernel::memory_limit::{MemoryLimit, Usage};
 
-/// How many eighths of the limit may be in use. Connections that stall fill more buffers after the
-/// check.
+/// Number of eighths of the limit that may be in use. Stalled connections fill more buffers after
+/// the check.
 const EIGHTHS: u64 = 5;
 
-/// How long an answer of the kernel is good for, in microseconds, while memory is not far from
-/// being short.
+/// How long, in microseconds, the kernel's answer is used when memory may soon be short.
 const FRESH: u64 = 500;
 
-/// The same while less than half of what would be too much is in use: filling the rest takes that
-/// long. The answer costs some tens of microseconds, and is asked for at each connection.
+/// The same while less than half of the threshold is in use: filling the rest takes that long. The
+/// answer costs some tens of microseconds, and is needed for each connection.
 const FRESH_FAR_AWAY: u64 = 10_000;
 
-/// Checks how much memory is in use; `None`, and no checks, if there is no limit, or if buffers do
-/// not count.
+/// Checks how much memory is in use. `None` disables checks, if there is no limit or buffers do not
+/// count.
 #[derive(Debug, Default)]
 pub struct SocketMemory(Option<Watched>);
 
 #[derive(Debug)]
 struct Watched {
     usage: Usage,
-    /// More bytes than this are too many.
+    /// The threshold in bytes.
     most: u64,
     since: Instant,
-    /// When the last check was made, in microseconds.
+    /// When memory was last checked, in microseconds after `since`.
     checked: AtomicU64,
-    /// How many bytes were in use then.
+    /// Number of bytes in use at that time.
     bytes: AtomicU64,
 }
 
 impl SocketMemory {
-    /// Returns checks of the memory that has this `limit`.
+    /// Checks against this `limit`.
     pub fn new(limit: Option<&MemoryLimit>) -> SocketMemory {
         let watched = limit.and_then(|limit| {
             let most = limit.bytes / 8 * EIGHTHS;
@@ -56,7 +55,7 @@ impl SocketMemory {
         SocketMemory(watched)
     }
 
-    /// Returns whether so much is in use that stalled connections are to be ended.
+    /// Returns whether so much is in use that stalled connections should be ended.
     pub fn is_short(&self) -> bool {
         self.0.as_ref().is_some_and(Watched::is_short)
     }
@@ -74,7 +73,7 @@ impl Watched {
                 .checked
                 .compare_exchange(checked, now, Relaxed, Relaxed)
                 .is_ok();
-        // If it cannot be read, the last number holds.
+        // If it cannot be read, the previous number is used.
         if checks && let Ok(bytes) = self.usage.bytes() {
             self.bytes.store(bytes, Relaxed);
         }

@@ -1,4 +1,4 @@
-//! How many clients with session affinity are remembered.
+//! Limit on the number of clients with session affinity that are remembered.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -6,21 +6,21 @@ use prometheus::IntCounter;
 
 use crate::log_once::LoggedFlag;
 
-/// The most pins of all ServicePorts together: as many as nftables mode has.
+/// Maximum number of pins of all ServicePorts together: as many as nftables mode has.
 const MOST: usize = 1 << 18;
 
-/// Pins that each ServicePort may have in any case, so that a flood of clients of one
+/// Number of pins that each ServicePort may have in any case, so that a flood of clients of one
 /// Service leaves some to others.
 pub(super) const OF_EACH: usize = 1024;
 
-/// Memory that a pin costs at most, in bytes: with its place in the order of expiry, in
-/// tables that double as they grow.
+/// Maximum memory of a pin in bytes: includes its place in the order of expiry, in tables that
+/// double as they grow.
 const COST: u64 = 256;
 
-/// What pins may cost is this fraction of the memory limit.
+/// Pins may take one part in this many of the memory limit.
 const MEMORY_SHARE: u64 = 8;
 
-/// The limit of the pins of all ServicePorts together.
+/// The limit on the pins of all ServicePorts together.
 #[derive(Debug)]
 pub struct PinLimit {
     most: usize,
@@ -30,8 +30,8 @@ pub struct PinLimit {
 }
 
 impl PinLimit {
-    /// Returns the limit of a process that may have `memory`, in bytes, if that is limited.
-    /// Pins that end before their time are counted in `evicted`.
+    /// The limit of a process with a limit of `memory` bytes, if there is one. Pins that end early
+    /// are counted in `evicted`.
     pub fn new(memory: Option<u64>, evicted: IntCounter) -> Self {
         let fit = memory.map(|memory| memory / MEMORY_SHARE / COST);
         let fit = fit.and_then(|fit| usize::try_from(fit).ok());
@@ -43,25 +43,25 @@ impl PinLimit {
         }
     }
 
-    /// Returns whether there are as many as there may be.
+    /// Returns whether the limit is reached.
     pub fn is_reached(&self) -> bool {
         self.taken.load(Relaxed) >= self.most
     }
 
-    /// Takes one more for a ServicePort that has that many; returns false if there are too many.
+    /// Takes another pin for a ServicePort that has this many; returns false if there are too many.
     pub(super) fn take(&self, has: usize) -> bool {
         let more = |taken| (taken < self.most || has < OF_EACH).then_some(taken + 1);
         self.taken.fetch_update(Relaxed, Relaxed, more).is_ok()
     }
 
-    /// Releases `pins` remembered clients, so that others may be remembered.
+    /// Releases `pins`, so that other clients may be remembered.
     pub(super) fn free(&self, pins: usize) {
         if pins > 0 {
             self.taken.fetch_sub(pins, Relaxed);
         }
     }
 
-    /// Counts that a client of the ServicePort `label` was forgotten for another one, and
+    /// Counts that a client of the ServicePort `label` was forgotten in favour of another one, and
     /// logs it once.
     pub(super) fn evicted(&self, label: &str) {
         self.evicted.inc();
@@ -78,7 +78,6 @@ impl PinLimit {
     }
 }
 
-/// Returns a limit of `most` pins.
 #[cfg(test)]
 pub(super) fn of(most: usize) -> std::sync::Arc<PinLimit> {
     let evicted = IntCounter::new("evicted", "Forgotten clients.").expect("a counter");
@@ -88,12 +87,12 @@ pub(super) fn of(most: usize) -> std::sync::Arc<PinLimit> {
 
 #[cfg(test)]
 impl PinLimit {
-    /// Returns how many pins there are.
+    /// Number of pins.
     pub(super) fn taken(&self) -> usize {
         self.taken.load(Relaxed)
     }
 
-    /// Returns how many were forgotten.
+    /// Number of clients that were forgotten early.
     pub(super) fn all_evicted(&self) -> u64 {
         self.evicted.get()
     }

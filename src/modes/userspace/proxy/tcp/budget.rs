@@ -1,13 +1,13 @@
-//! What the relays of a data path may take, all of them together.
+//! Resources that all relays of a data path share.
 
 use super::super::{Shared, buffered::Buffered, descriptors::Descriptors};
 
-/// A relay's view of it.
+/// The resources, as a relay uses them.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget<'a> {
     /// Budget of file descriptors, from which pipes for splicing are taken.
     pub descriptors: &'a Descriptors,
-    /// What is kept for slow receivers.
+    /// Bytes buffered for slow receivers.
     pub buffered: &'a Buffered,
 }
 

@@ -1,5 +1,5 @@
-//! Finds a backend for an accepted client: which endpoints are tried, in which order
-//! and for how long.
+//! Finds a backend for an accepted client: which endpoints are tried, in which order and for how
+//! long.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -16,8 +16,8 @@ use super::super::{
 };
 use crate::{kernel::socket::stream::Stream, sched::Flow, services::Retry};
 
-/// How long the first, second, ... attempt of a connection waits for its
-/// endpoint, as the userspace mode of kube-proxy before 1.26 did.
+/// How long the first, second, ... attempt of a connection waits for its endpoint, as in the
+/// userspace mode of kube-proxy before 1.26.
 const TIMEOUTS: [Duration; 4] = [
     Duration::from_millis(250),
     Duration::from_millis(500),
@@ -25,22 +25,22 @@ const TIMEOUTS: [Duration; 4] = [
     Duration::from_secs(2),
 ];
 
-/// How far a client's search for a backend may go.
+/// Limits of a client's search for a backend.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Maximum number of attempts to connect.
     pub attempts: usize,
-    /// Maximum time for all attempts together, with the time in which endpoints that took the
-    /// connection sent nothing before they reset it.
+    /// Maximum time for all attempts together, including the time in which endpoints accepted the
+    /// connection but sent nothing before they reset it.
     pub time: Duration,
 }
 
-/// A connection to an endpoint, with its share in the endpoint's load.
+/// A connection to an endpoint, with its share of the endpoint's load.
 #[derive(Debug)]
 pub struct Dialed {
     /// The connection to the endpoint.
     pub stream: Stream,
-    /// Its share in the endpoint's load.
+    /// Its share of the endpoint's load.
     pub lease: Lease,
 }
 
@@ -50,22 +50,23 @@ pub struct Search<'a> {
     shared: &'a Shared,
     group: &'a ServiceGroup,
     flow: Flow,
-    /// Endpoints tried in this round; none is tried twice before all were tried.
+    /// Endpoints tried in this round; none is tried twice before all have been tried.
     tried: Tried,
     attempts: usize,
-    /// The limits; their time is what is left of it.
+    /// The limits, with the remaining time.
     limits: Limits,
-    /// Whether an endpoint got what the client sent: no endpoint is tried twice from then on.
+    /// Whether an endpoint received the client's data: no endpoint is tried twice from then on.
     sent: bool,
     timed_out: usize,
     /// Whether an endpoint has reset the connection after a while.
     was_late: bool,
-    /// Whether endpoints see the node from now on, because one that saw the client was silent.
+    /// Whether endpoints see the node's address from now on, because an endpoint that was shown the
+    /// client's did not answer.
     plain: bool,
 }
 
 impl<'a> Search<'a> {
-    /// Returns a search for `flow` among the service group's endpoints, with what `retry` allows.
+    /// A search for `flow` among the service group's endpoints, with what `retry` allows.
     pub fn new(shared: &'a Shared, group: &'a ServiceGroup, flow: Flow, retry: Retry) -> Self {
         Search {
             shared,
@@ -87,9 +88,9 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Returns the next endpoint that answers, or `None` when the limits of a search
-    /// are reached, or there is no more to try: every endpoint was tried, and at
-    /// least as many attempts were made as there are timeouts.
+    /// The next endpoint that answers, or `None` when the limits of the search are reached, or
+    /// nothing is left to try: every endpoint was tried, and at least as many attempts were made as
+    /// there are timeouts.
     pub async fn next(&mut self) -> Option<Dialed> {
         while self.attempts < self.limits.attempts && !self.limits.time.is_zero() {
             let endpoint = match self.group.pick(&self.flow, &mut self.tried) {
@@ -117,7 +118,7 @@ impl<'a> Search<'a> {
             let patience = TIMEOUTS[self.timed_out.min(TIMEOUTS.len() - 1)];
             let patience = patience.min(self.limits.time);
             let begun = Instant::now();
-            // Boxed, so that a connection does not hold the room for it to its end.
+            // Boxed, so that a connection does not keep the space for it until its end.
             let dialed = Box::pin(self.dial(endpoint.address, patience)).await;
             self.waited(begun.elapsed());
             match dialed {
@@ -138,7 +139,7 @@ impl<'a> Search<'a> {
                         self.timed_out += 1;
                     }
                     if error.kind() == io::ErrorKind::AddrNotAvailable {
-                        // The endpoint has not failed; another one may still be reached.
+                        // The endpoint has not failed; another one may still be reachable.
                         self.log_exhausted_ports(endpoint.address);
                         self.not_reached(endpoint.address, &error);
                     } else {
@@ -150,14 +151,14 @@ impl<'a> Search<'a> {
         None
     }
 
-    /// Records that the client has waited for this `time`, which is taken off the time of its
+    /// Records that the client has waited for this `time`, which reduces the remaining time of the
     /// search.
     fn waited(&mut self, time: Duration) {
         self.limits.time = self.limits.time.saturating_sub(time);
     }
 
     /// Records that an endpoint had the connection for this `time` before it reset it. The client
-    /// may have taken its time as well, so the first time some is left for one more endpoint.
+    /// may have been slow as well, so the first time enough is left for one more endpoint.
     pub fn answered_late(&mut self, time: Duration) {
         self.waited(time);
         if !std::mem::replace(&mut self.was_late, true) {
@@ -166,20 +167,20 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Records that an endpoint got what the client sent, and reset the connection;
-    /// returns false if another one got it before. One endpoint may die by itself; a
-    /// second one that resets, too, may well do so because of what it read.
+    /// Records that an endpoint received the client's data, and reset the connection; returns false
+    /// if another one received it before. A single endpoint may fail for its own reasons; if a
+    /// second one resets as well, the data may be the cause.
     pub fn may_be_sent_again(&mut self) -> bool {
         !std::mem::replace(&mut self.sent, true)
     }
 
-    /// Records that `endpoint` did not answer, so that another one is next, also for others.
+    /// Records that `endpoint` did not answer, so that this and other connections try another one.
     pub fn failed(&mut self, endpoint: SocketAddr, why: &dyn std::fmt::Display) {
         self.group.failed(endpoint);
         self.not_reached(endpoint, why);
     }
 
-    /// Records that `endpoint` was not reached, so that another one is next.
+    /// Records that `endpoint` was not reached, so that another one is tried next.
     fn not_reached(&mut self, endpoint: SocketAddr, why: &dyn std::fmt::Display) {
         self.tried.add(endpoint);
         self.shared.counters.dial_failures.inc();
@@ -192,7 +193,7 @@ impl<'a> Search<'a> {
         );
     }
 
-    /// Tells those who follow the ServicePort how a try ended.
+    /// Logs the outcome of an attempt for those who follow the ServicePort.
     fn remember(&self, endpoint: SocketAddr, outcome: Result<&Stream, &dyn std::fmt::Display>) {
         let dial = || Dial {
             client: self.flow.client,
@@ -204,9 +205,9 @@ impl<'a> Search<'a> {
         dials.add(label, net::Protocol::Tcp, dial);
     }
 
-    /// Logs once that local ports are exhausted: callers that end their connections
-    /// first leave ours to a busy endpoint in TIME_WAIT, each of which holds a local
-    /// port for a minute (RFC 9293 section 3.6.1).
+    /// Logs once that local ports are exhausted: clients that end their connections first leave our
+    /// connections to a busy endpoint in TIME_WAIT, each of which occupies a local port for a
+    /// minute (RFC 9293 section 3.6.1).
     fn log_exhausted_ports(&self, endpoint: SocketAddr) {
         if self.shared.ports_logged.is_first() {
             tracing::warn!(
@@ -225,7 +226,7 @@ impl<'a> Search<'a> {
             let dialed = self.dial_as(Some(self.flow.client), endpoint, patience);
             match dialed.await.map_err(|e| (e.kind(), e)) {
                 Ok(stream) => return Ok(stream),
-                // It was the endpoint that refused.
+                // The endpoint itself refused.
                 Err((io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset, e)) => {
                     return Err(e);
                 }
@@ -235,8 +236,8 @@ impl<'a> Search<'a> {
                     self.plain = true;
                     return Err(e);
                 }
-                // The client's address cannot be bound here, or its port not
-                // again for this endpoint.
+                // The client's address cannot be bound here, or its port cannot be used again for
+                // this endpoint.
                 Err((_, e)) => tracing::trace!(
                     service = %self.group.label,
                     %endpoint,
@@ -250,8 +251,8 @@ impl<'a> Search<'a> {
         Ok(stream)
     }
 
-    /// Connects, from the address of the client `shown` if there is one. While the system has no
-    /// room for another socket, waits for it as long as the search may take.
+    /// Connects, from the address of the client `shown` if there is one. If the system has no room
+    /// for another socket, waits for it as long as the search may take.
     async fn dial_as(
         &self,
         shown: Option<SocketAddr>,
@@ -276,8 +277,8 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Returns what `attempt` returns as soon as the system has room for another socket, or its error
-/// if there is none within `limit`. Calls `paused` before each pause.
+/// Repeats `attempt` until the system has room for another socket. Returns its result, or its error
+/// if there is no room within `limit`. Calls `paused` before each pause.
 async fn when_there_is_room<T>(
     limit: Duration,
     paused: impl Fn(),
