@@ -1,8 +1,8 @@
 //! One direction of a relayed connection.
 //!
-//! Short messages pass through a buffer that all connections of a worker share; a
-//! direction that proves to be bulk is spliced through a pipe. A connection keeps only
-//! what a slow receiver does not take yet.
+//! Short messages pass through a buffer that all connections of a worker share; a direction with
+//! bulk traffic is spliced through a pipe. A connection only keeps bytes that a slow receiver has
+//! not accepted yet.
 
 use std::{
     cell::RefCell,
@@ -19,23 +19,24 @@ use crate::kernel::socket::{
     stream::{Follows, Read, Stream},
 };
 
-/// Size of the buffer that a worker's connections share, in bytes.
+/// Size of the buffer shared by a worker's connections, in bytes.
 const SCRATCH: usize = 64 * 1024;
 
-/// What is read at once while much is kept for slow receivers, in bytes.
+/// Maximum size of a read while much is buffered for slow receivers, in bytes.
 const LITTLE: usize = 2 * 1024;
 
-/// A read of at least this many bytes speaks for a bulk flow.
+/// A read of at least this many bytes indicates a bulk flow.
 const BULK_READ: usize = 16 * 1024;
 
-/// A splice of fewer bytes than this speaks against a bulk flow: the pipe then costs
-/// more calls than the copy that it saves.
+/// A splice of fewer bytes than this indicates that a flow is not bulk: the pipe then costs more
+/// calls than the copy that it saves.
 const SHORT_SPLICE: usize = 4 * 1024;
 
-/// How many reads (or splices) in a row change a direction's way of moving bytes.
+/// Number of reads (or splices) in a row after which a direction switches between copying and
+/// splicing.
 const STREAK: u8 = 4;
 
-/// Bytes that one connection moves before the worker's others get a turn.
+/// Number of bytes that one connection moves before the worker's others get a turn.
 const TURN: usize = 1024 * 1024;
 
 thread_local! {
@@ -47,41 +48,41 @@ thread_local! {
 pub enum Phase {
     /// The sender may send more.
     Open,
-    /// The sender has closed; what is under way is still to be delivered.
+    /// The sender has closed; bytes in flight must still be delivered.
     Ended,
-    /// The receiver knows that it has ended.
+    /// The receiver was told about the end.
     Closed,
-    /// The receiver no longer takes anything.
+    /// The receiver no longer accepts anything.
     Broken,
 }
 
-/// What went wrong, and with which end of the direction.
+/// The end of the direction that failed.
 pub enum Fault {
-    /// Its connection was reset, or timed out.
+    /// The sender's connection was reset, or timed out.
     Sender,
-    /// It takes no more, for this reason.
+    /// The receiver accepts nothing more, for this reason.
     Receiver(io::ErrorKind),
 }
 
-/// What one read moved.
+/// Result of one read.
 struct Moved {
-    /// Bytes, 0 at the stream's end.
+    /// Number of bytes, 0 at the end of the stream.
     length: usize,
     /// Whether the stream ends after them.
     last: bool,
 }
 
-/// Where a direction begins and ends.
+/// The two sides of a direction.
 pub struct Ends<'a> {
-    /// The side whose bytes go in this direction.
+    /// The side that sends in this direction.
     pub from: &'a Stream,
-    /// The side that gets these bytes.
+    /// The side that receives.
     pub to: &'a Stream,
     /// Whether the sender's connection is known to be dead: then the end of its stream was not sent
     /// by it.
     pub sender_dead: bool,
-    /// Whether the other direction has ended: then both sockets are closed when this one
-    /// has, which also tells its receiver that it ended.
+    /// Whether the other direction has ended: then both sockets are closed when this one ends,
+    /// which also tells its receiver about the end.
     pub other_closed: bool,
 }
 
@@ -90,23 +91,23 @@ pub struct Ends<'a> {
 pub struct Direction {
     /// The state of the direction.
     pub phase: Phase,
-    /// Whether its bytes are spliced.
+    /// Whether bytes are spliced.
     pub bulk: bool,
     streak: u8,
     pipe: Option<Pipe>,
-    /// Copied bytes that the receiver did not take yet.
+    /// Copied bytes that the receiver has not accepted yet.
     pub pending: Pending,
-    /// Bytes that were read and not counted yet.
+    /// Number of bytes that were read and not counted yet.
     pub uncounted: usize,
-    /// The error of a send that was made right after a read. The kernel gives it
-    /// once, and EPIPE ever after.
+    /// The error of a send directly after a read. The kernel returns it once, and EPIPE from then
+    /// on.
     refused: Option<io::ErrorKind>,
-    /// Whether the sender's connection failed after what is pending.
+    /// Whether the sender's connection failed after the pending bytes.
     failed: bool,
 }
 
 impl Direction {
-    /// Returns a direction in which nothing was sent yet.
+    /// A direction in which nothing was sent yet.
     pub fn new() -> Self {
         Direction {
             phase: Phase::Open,
@@ -120,12 +121,12 @@ impl Direction {
         }
     }
 
-    /// Returns whether the receiver did not take yet what was read.
+    /// Returns whether the receiver has not accepted everything that was read.
     pub fn is_stalled(&self) -> bool {
         !self.pending.is_empty() || self.pipe.as_ref().is_some_and(|p| p.filled() > 0)
     }
 
-    /// Goes on from what the ring left of this direction.
+    /// Continues with the bytes that the ring left in this direction.
     pub fn take_up(&mut self, rest: &ring::Rest, to: &Stream, buffered: &Buffered) {
         self.failed = rest.failed;
         if rest.refused.is_some() {
@@ -135,7 +136,7 @@ impl Direction {
         self.pass_on(&rest.bytes, buffered, |bytes| to.write_unwatched(bytes));
     }
 
-    /// Delivers what was read before.
+    /// Delivers bytes of earlier reads.
     fn poll_flush(&mut self, cx: &mut Context<'_>, to: &Stream) -> Poll<io::Result<()>> {
         if let Some(why) = self.refused.take() {
             return Poll::Ready(Err(why.into()));
@@ -155,9 +156,9 @@ impl Direction {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     ready!(to.poll_writable(cx))?;
                 }
-                // A splice(2) that moved something holds back the error after it
-                // (`splice_to_socket` in fs/splice.c): the next one then returns EPIPE,
-                // whatever it was.
+                // A splice(2) that moved something suppresses the error after it
+                // (`splice_to_socket` in fs/splice.c): the next one then returns EPIPE, whatever
+                // the error was.
                 Err(e) if e.kind() == io::ErrorKind::BrokenPipe => {
                     return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
                 }
@@ -167,7 +168,7 @@ impl Direction {
         Poll::Ready(Ok(()))
     }
 
-    /// Reads once and passes on at once what the receiver takes.
+    /// Reads once and immediately forwards what the receiver accepts.
     fn poll_move(
         &mut self,
         cx: &mut Context<'_>,
@@ -177,7 +178,7 @@ impl Direction {
     ) -> Poll<Result<Moved, Fault>> {
         if self.bulk && self.pipe.is_none() {
             self.pipe = Pipe::take(|| {
-                // The descriptors that are left then are for connections.
+                // The remaining descriptors are for connections.
                 if budget.descriptors.short() {
                     return None;
                 }
@@ -222,7 +223,7 @@ impl Direction {
         }
     }
 
-    /// Writes `bytes` by `write`, and keeps what the receiver does not take.
+    /// Writes `bytes` with `write`, and keeps those that the receiver does not accept.
     fn pass_on(
         &mut self,
         bytes: &[u8],
@@ -243,7 +244,7 @@ impl Direction {
         self.pending = Pending::copy(&bytes[sent..], buffered);
     }
 
-    /// Decides from the size of a read whether this is a bulk flow.
+    /// Decides by the size of a read whether this is a bulk flow.
     fn judge(&mut self, n: usize) {
         let against = if self.bulk {
             n < SHORT_SPLICE

@@ -1,11 +1,11 @@
-//! What a client sent before its backend answered, kept so that it can be
-//! sent again to another backend.
+//! Data that a client sent before its backend answered, kept so that it can be sent again to
+//! another backend.
 
-/// More than this is not kept: a client that sends so much unasked has a backend that
-/// takes it.
+/// Maximum number of bytes that are kept: if a client sends more than this before any answer, its
+/// backend is accepting it.
 const CAPACITY: usize = 4 * 1024;
 
-/// The client's first bytes, and whether an end came after them.
+/// The client's first bytes, and whether it closed its direction after them.
 #[derive(Debug, Default)]
 pub struct FirstFlight {
     /// Bytes that the client sent before an answer.
@@ -15,7 +15,7 @@ pub struct FirstFlight {
 }
 
 impl FirstFlight {
-    /// Adds what the client sent; returns false if it is too much to be kept.
+    /// Adds data of the client; returns false if it is too much to be kept.
     pub fn push(&mut self, bytes: &[u8]) -> bool {
         if self.bytes.len() + bytes.len() > CAPACITY {
             return false;

@@ -1,5 +1,5 @@
-//! One connection between a client and an endpoint, from when the endpoint took it to its end: who
-//! moves its bytes, and what is checked besides.
+//! One connection between a client and an endpoint, from its acceptance by the endpoint to its end:
+//! who moves its bytes, and what else is checked.
 
 use std::{
     future::{pending, poll_fn},
@@ -19,30 +19,30 @@ use super::{
 };
 use crate::kernel::socket::{set_keep_alive, stream::Stream, user_timeout::Silence};
 
-/// How old a connection is when its backend's socket gets keep-alive, far below the idle time
-/// before the first probe: most end sooner, and save four calls. A backend that has been silent
+/// Age at which a connection's backend socket gets keep-alive, far below the idle time before the
+/// first probe: most connections end sooner, and save four calls. A backend that has been silent
 /// until then has not failed.
 const YOUNG: Duration = ANSWER_WINDOW;
 
-/// How long the ring keeps an idle connection, at least, where nothing else is checked. What it
-/// holds for one takes more memory of the kernel than epoll does.
+/// Minimum time for which the ring keeps an idle connection, if nothing else is checked. The ring
+/// takes more kernel memory for a connection than epoll does.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// Who moves the bytes of a connection.
+/// Moves the bytes of a connection.
 #[derive(Debug)]
 struct Mover<'a> {
     relay: &'a mut Relay,
     /// The worker's ring, instead of the relay.
     ring: Option<ring::RingConnection>,
-    /// Whether the backend has answered. That it took the connection says little: a
-    /// backend that is about to die, or whose program does not accept, takes it, too.
+    /// Whether the backend has answered. That it accepted the connection says little: a backend
+    /// that is about to exit, or whose program does not call accept, also does.
     answered: bool,
 }
 
-/// What a mover reports.
+/// Event reported by a mover.
 enum Step {
     Relay(Progress),
-    /// The relay goes on from what the ring left.
+    /// The relay continues with what the ring left.
     Remainder(ring::Remainder),
 }
 
@@ -77,7 +77,7 @@ impl Mover<'_> {
         }
     }
 
-    /// Makes the worker's ring move the bytes, if it has one.
+    /// Hands the connection to the worker's ring, if there is one.
     fn use_ring(&mut self, client: &mut Stream, dialed: &mut Dialed, shared: &Shared) {
         if let Some(driver) = ring::of_this_worker() {
             let endpoint = dialed.lease.endpoint().clone();
@@ -87,7 +87,8 @@ impl Mover<'_> {
         }
     }
 
-    /// Makes the relay move them again. Returns false if the kernel has no memory to watch them.
+    /// Hands the connection back to the relay. Returns false if the kernel has no memory to watch
+    /// the sockets.
     fn use_relay(
         &mut self,
         remainder: &ring::Remainder,
@@ -102,7 +103,7 @@ impl Mover<'_> {
     }
 }
 
-/// Returns whether a connection of `group` that stalls is to end.
+/// Returns whether a stalled connection of `group` should be ended.
 fn ends_stalled(shared: &Shared, group: &ServiceGroup) -> bool {
     let ends = shared.lacks_memory_for(group);
     if ends {
@@ -131,8 +132,8 @@ pub async fn forward(
         ring: None,
         answered: false,
     };
-    // A side that is not read, because it has closed its direction or because the other
-    // takes nothing, shows its reset only if it is asked for.
+    // A side that is not read, because it has closed its direction or because the other side
+    // accepts nothing, only shows its reset when queried.
     let mut closed = None;
     let mut stalled = false;
     let limit = shared.tcp_user_timeout;
@@ -196,8 +197,8 @@ pub async fn forward(
     }
 }
 
-/// Waits for an error of `stream`; without one, for ever. Most connections do not need
-/// this; it is a function of its own so that they hold no room for it.
+/// Waits for an error of `stream`; without a stream, for ever. A separate function, because most
+/// connections do not need it and should not reserve space for it.
 async fn error_of(stream: Option<&Stream>) {
     match stream {
         Some(stream) => drop(Box::pin(stream.ready(Interest::ERROR)).await),

@@ -1,29 +1,29 @@
-//! Which connections exchange short messages while others of their worker do so as well:
-//! with the worker's ring, these cost fewer system calls together. A connection that is
-//! alone gains nothing by it.
+//! Finds connections that exchange short messages while others of their worker do so as well: with
+//! the worker's ring, they need fewer system calls together. A single such connection gains nothing
+//! from it.
 
 use std::cell::Cell;
 
 use crate::kernel::io_uring::SIZE;
 
-/// This many messages in a row, of both directions, speak for the ring.
+/// Number of short messages in a row, of both directions, after which the ring is considered.
 const FIRST: u16 = 16;
 
-/// Each return from the ring multiplies the number needed by this, up to [`MOST`].
+/// Each return from the ring multiplies the required number by this factor, up to [`MOST`].
 const FACTOR: u16 = 4;
 const MOST: u16 = 16_384;
 
-/// The worker must have moved this many times as many messages meanwhile: then at least
-/// that many connections are as active.
+/// The worker must have moved this many times as many messages in the same time: then at least that
+/// many connections are equally active.
 const OTHERS: u64 = 4;
 
 thread_local! {
-    /// Messages that this worker's connections moved.
+    /// Number of short messages that this worker's connections moved.
     static ALL: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Counts a message of `length` bytes that was moved on this worker. Returns how many there were
-/// before it.
+/// Counts a message of `length` bytes moved on this worker, if it is short. Returns the previous
+/// count.
 pub fn count(length: usize) -> u64 {
     let before = ALL.get();
     if length < SIZE {
@@ -32,13 +32,13 @@ pub fn count(length: usize) -> u64 {
     before
 }
 
-/// The messages of one connection.
+/// Counts the messages of one connection.
 #[derive(Debug)]
 pub struct Messages {
-    /// Short messages in a row.
+    /// Number of short messages in a row.
     count: u16,
     needed: u16,
-    /// The worker's messages before the first of them.
+    /// The worker's count before the first of them.
     before: u64,
 }
 
@@ -66,7 +66,7 @@ impl Messages {
         self.count = self.count.saturating_add(1);
     }
 
-    /// Returns whether the ring is to move them from here on.
+    /// Returns whether the ring should move the messages from now on.
     pub fn are_for_the_ring(&mut self) -> bool {
         if self.count < self.needed {
             return false;
@@ -76,8 +76,7 @@ impl Messages {
         of_all >= OTHERS * count
     }
 
-    /// Records that the connection came back from the ring because of something other than a short
-    /// message.
+    /// Records that the connection came back from the ring for another reason than idleness.
     pub fn came_back(&mut self) {
         self.needed = self.needed.saturating_mul(FACTOR).min(MOST);
         self.count = 0;
@@ -88,8 +87,8 @@ impl Messages {
 mod tests {
     use super::*;
 
-    /// Makes `connections` move a message of `length` bytes each, up to `times` times, and returns
-    /// after how many of its own messages the first connection is for the ring.
+    /// Makes `connections` move a message of `length` bytes each, up to `times` times. Returns the
+    /// number of its own messages after which the first connection is for the ring.
     fn exchange(connections: &mut [Messages], length: usize, times: usize) -> Option<usize> {
         (1..=times).find(|_| {
             connections.iter_mut().for_each(|one| one.moved(length));

@@ -49,21 +49,20 @@ use crate::{
     services::{ProxyProtocol, Retry},
 };
 
-/// Connections that one listener may hand over before others get a turn.
+/// Number of connections that one listener may accept before others get a turn.
 const TURN: usize = 16;
 
-/// How long a worker waits before it asks again for a descriptor that the
-/// system refused although the budget had one.
+/// How long a worker waits before it requests a descriptor again that the system refused although
+/// the budget had one.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(50);
 
-/// An address that a service group listens on. Every connection that came in there
-/// holds it, so that what the address needs (a route, say) stays as long as one is
-/// open.
+/// An address on which a service group listens. Every connection that arrived there holds it, so
+/// that whatever the address needs (for example a route) stays as long as a connection is open.
 #[derive(Debug)]
 pub struct ListenerAddress {
     /// Service group whose endpoints get its connections.
     pub group: Arc<ServiceGroup>,
-    /// The address that clients call to come in here.
+    /// The address that clients call.
     pub called: IpAddr,
     /// Whether its listeners have a filter, or had one, which connections inherit.
     pub filtered: AtomicBool,
@@ -72,16 +71,16 @@ pub struct ListenerAddress {
 /// A listener of an address on one worker.
 #[derive(Debug)]
 pub struct Listener {
-    /// Listens, and does not block.
+    /// The socket, which is non-blocking.
     pub socket: std::net::TcpListener,
-    /// The address that it is for.
+    /// The address of the listener.
     pub address: Arc<ListenerAddress>,
-    /// Whether another process accepts there.
+    /// Whether another process accepts on this socket.
     is_left: AtomicBool,
 }
 
 impl Listener {
-    /// Returns a listener for `address`; `socket` does not block.
+    /// A listener for `address`; `socket` is non-blocking.
     pub fn new(socket: std::net::TcpListener, address: Arc<ListenerAddress>) -> Self {
         Listener {
             socket,
@@ -90,7 +89,7 @@ impl Listener {
         }
     }
 
-    /// Whether another process accepts there.
+    /// Returns whether another process accepts on this socket.
     pub fn is_left(&self) -> bool {
         self.is_left.load(Relaxed)
     }
@@ -108,9 +107,8 @@ impl AsFd for Listener {
     }
 }
 
-/// Accepts connections of a `listener` that has some, though not so many that
-/// others would wait for long. Returns whether there may be more. Runs inside the runtime
-/// of the worker of `placement`.
+/// Accepts waiting connections of a `listener`, but not so many that others would wait for long.
+/// Returns whether there may be more. Runs inside the runtime of the worker of `placement`.
 pub async fn accept(
     shared: &Arc<Shared>,
     placement: &Placement,
@@ -155,15 +153,15 @@ pub async fn accept(
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Remaining::Nothing,
             // It no longer listens: another program closed it in the kernel (`ss -K`).
             Err(e) if e.kind() == io::ErrorKind::InvalidInput => return Remaining::Ended,
-            // The client gave up before it was accepted (accept(2)).
+            // The client gave up before its connection was accepted (accept(2)).
             Err(_) => return Remaining::More,
         }
     }
     Remaining::More
 }
 
-/// Returns whether new connections of `group` wait in the kernel, so that a flood of it
-/// does not keep out the clients of others.
+/// Returns whether new connections of `group` must wait in the kernel, so that a flood of them does
+/// not keep out the clients of others.
 fn leaves_to_others(shared: &Shared, group: &ServiceGroup) -> bool {
     let connections = group.connections.load(Relaxed);
     let descriptors = group.descriptors();
@@ -188,15 +186,15 @@ fn leaves_to_others(shared: &Shared, group: &ServiceGroup) -> bool {
     waits
 }
 
-/// Serves the connections that the kernel had completed before the `listener`
-/// went out of use. Runs inside the runtime of the worker of `placement`.
+/// Serves the connections that the kernel had completed before the `listener` was closed. Runs
+/// inside the runtime of the worker of `placement`.
 pub fn serve_rest(shared: &Arc<Shared>, placement: &Placement, listener: &Arc<Listener>) {
     let group = &listener.address.group;
     while let Some(permit) = shared.descriptors.try_take(PER_CONNECTION) {
         let Ok((client, flow)) = accepted(listener) else {
             return;
         };
-        // They have waited, and are served however many the Service has.
+        // They have waited, and are served regardless of the Service's limit.
         let limits = ConnectionLimits::UNLIMITED;
         let place = shared.place(group, limits);
         let counted = place.and_then(|p| shared.admit(group, p, &flow, Protocol::Tcp, limits));
@@ -211,19 +209,18 @@ pub fn serve_rest(shared: &Arc<Shared>, placement: &Placement, listener: &Arc<Li
     }
 }
 
-/// A client's connection that is to be served.
+/// A client's connection that must be served.
 struct Accepted {
     client: TcpStream,
     flow: Flow,
-    /// Its file descriptors, and its place among the connections of its client: held until it
-    /// ends.
+    /// Its file descriptors, and its count among the connections of its client: held until it ends.
     held: (Permits, Counted),
 }
 
 fn accepted(listener: &Listener) -> io::Result<(TcpStream, Flow)> {
     let (client, peer) = stream::accept(&listener.socket)?;
     if listener.address.filtered.load(Relaxed) {
-        // Nothing more is to be filtered. Fails only if there is none.
+        // No more packets must be dropped. Fails only if there is no filter.
         let _ = SockRef::from(&client).detach_filter();
     }
     let flow = Flow {
@@ -239,10 +236,10 @@ fn serve(shared: &Arc<Shared>, placement: &Placement, listener: &Listener, accep
     let number = place.number();
     let open = Open::count(shared, &listener.address, place);
     placement.run(number, move || {
-        // Fails only where the kernel has no memory left; the socket is closed then.
+        // Fails only if the kernel has no memory left; the socket is then closed.
         if let Ok(mut client) = Stream::new(client) {
             tokio::task::spawn_local(async move {
-                // Lent, because a future stores a function's arguments twice.
+                // Borrowed, because a future stores a function's arguments twice.
                 connection(&open, &mut client, &flow).await;
                 drop((client, held, open));
             });
@@ -250,7 +247,7 @@ fn serve(shared: &Arc<Shared>, placement: &Placement, listener: &Listener, accep
     });
 }
 
-/// A connection, which counts from when it is accepted until this is dropped.
+/// A connection, which counts from its acceptance until this is dropped.
 struct Open {
     shared: Arc<Shared>,
     address: Arc<ListenerAddress>,
@@ -277,7 +274,7 @@ impl Drop for Open {
     }
 }
 
-/// Serves one client to its end.
+/// Serves one client until its connection ends.
 async fn connection(open: &Open, client: &mut Stream, flow: &Flow) {
     let (shared, group) = (&*open.shared, &*open.address.group);
     if !group.admits(flow) {
@@ -302,10 +299,9 @@ async fn connection(open: &Open, client: &mut Stream, flow: &Flow) {
         let found = tokio::select! {
             biased;
             found = search.next() => found,
-            // The client has reset the connection; what it sent before goes
-            // nowhere. One that only ended its direction may still wait for an
-            // answer, and a closed socket looks the same (RFC 9293
-            // section 3.6).
+            // The client has reset the connection, and its data is discarded. A client that only
+            // ended its direction may still wait for an answer, and a closed socket looks the same
+            // (RFC 9293 section 3.6).
             _ = client.ready(Interest::ERROR) => return,
         };
         let Some(mut dialed) = found else {
@@ -344,8 +340,8 @@ async fn connection(open: &Open, client: &mut Stream, flow: &Flow) {
     }
 }
 
-/// Makes the socket send a reset when it is closed, instead of an orderly end
-/// that would mean to its peer that all is well.
+/// Makes the socket send a reset when it is closed, instead of an orderly end that would mean
+/// success to its peer.
 fn reset_on_close(stream: &impl AsFd) {
     // Fails only for a socket that is gone already.
     let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));

@@ -1,8 +1,8 @@
-//! Bytes of one direction that its receiver did not take yet.
+//! Bytes of one direction that its receiver has not accepted yet.
 
 use super::super::buffered::{Buffered, Counted};
 
-/// What was read, and how much of it was delivered.
+/// Bytes that were read, and the number of delivered ones.
 #[derive(Debug, Default)]
 pub struct Pending {
     bytes: Vec<u8>,
@@ -11,7 +11,7 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Returns what a relay begins with: little, which does not count.
+    /// The first bytes of a relay, which do not count because they are few.
     pub fn first(bytes: Vec<u8>) -> Self {
         Pending {
             bytes,
@@ -19,7 +19,7 @@ impl Pending {
         }
     }
 
-    /// Returns a copy of `bytes`, which counts as `buffered`; nothing costs nothing.
+    /// A copy of `bytes`, which counts as `buffered`; does not allocate if there are none.
     pub fn copy(bytes: &[u8], buffered: &Buffered) -> Self {
         Pending {
             bytes: bytes.to_vec(),
@@ -28,17 +28,17 @@ impl Pending {
         }
     }
 
-    /// Returns whether there is nothing of it left.
+    /// Returns whether everything was delivered.
     pub fn is_empty(&self) -> bool {
         self.left().is_empty()
     }
 
-    /// Returns what is left to be delivered.
+    /// The bytes that are not delivered yet.
     pub fn left(&self) -> &[u8] {
         self.bytes.get(self.delivered..).unwrap_or_default()
     }
 
-    /// Records that `bytes` more bytes were delivered, and frees them with the last one.
+    /// Records that `bytes` more bytes were delivered. Frees all of them after the last one.
     pub fn delivered(&mut self, bytes: usize) {
         self.delivered += bytes;
         if self.is_empty() {

@@ -1,5 +1,5 @@
-//! Bytes between a client and its backend: both directions, half-close,
-//! back-pressure and resets.
+//! Relays bytes between a client and its backend: both directions, half-close, back-pressure and
+//! resets.
 
 use std::{
     io,
@@ -19,35 +19,34 @@ use super::{
 };
 use crate::kernel::socket::stream::Stream;
 
-/// How long after the connection to a backend was opened its reset still counts as "did
-/// not answer", so that another one is tried. Long enough for a backend that hangs
-/// before it dies; too short for a machine that read the bytes, was restarted, and now
-/// resets what it no longer knows.
+/// How long after connecting to a backend a reset still counts as "did not answer", so that another
+/// one is tried. Long enough for a backend that hangs before it exits; too short for a machine that
+/// read the bytes, was restarted, and now resets connections that it does not know.
 pub const ANSWER_WINDOW: Duration = Duration::from_secs(5);
 
-/// How a relay ended.
+/// Result of a relay.
 #[derive(Debug)]
 pub enum End {
-    /// Both directions were closed in order.
+    /// Both directions were closed in an orderly way.
     Closed,
     /// One side reset the connection, or could no longer be reached.
     Reset,
-    /// The backend reset the connection before it sent anything; this is what
-    /// the client had sent. Another backend may be tried.
+    /// The backend reset the connection before it sent anything; contains the client's data.
+    /// Another backend may be tried.
     Unanswered(FirstFlight),
 }
 
-/// What a relay reports to its owner before the end.
+/// Event that a relay reports to its owner.
 #[derive(Debug)]
 pub enum Progress {
     /// One direction was closed, the other is open.
     HalfClosed(Side),
-    /// For the first time, the backend does not take what the client sent. While the
-    /// relay waits for the backend it reads nothing from the client, and does not see
-    /// its reset: report that by [`Relay::client_gone`].
+    /// For the first time, the backend does not accept the client's data. While the relay waits for
+    /// the backend it reads nothing from the client, and does not see its reset: report that with
+    /// [`Relay::client_gone`].
     Stalled,
-    /// The connection exchanges short messages, and so do others of this worker: the
-    /// worker's ring can move them, see [`Relay::take_up`].
+    /// The connection exchanges short messages, and so do others of this worker: the worker's ring
+    /// can move them, see [`Relay::take_up`].
     Messages,
     /// The relay has ended.
     Ended(End),
@@ -58,7 +57,7 @@ pub enum Progress {
 pub enum Side {
     /// The client that connected.
     Client,
-    /// The endpoint that was chosen.
+    /// The chosen endpoint.
     Backend,
 }
 
@@ -69,25 +68,24 @@ pub struct Relay {
     back: Direction,
     half_closed_reported: bool,
     stalled_reported: bool,
-    /// Which directions were stalled when that was last asked.
+    /// Which directions were stalled at the last check.
     stalled: [bool; 2],
     client_gone: bool,
-    /// A send to the backend failed because its connection was reset or timed
-    /// out. The kernel reports that once: a read then only returns 0, as at an
-    /// orderly end (`sock_error` in include/net/sock.h).
+    /// Whether a send to the backend failed because its connection was reset or timed out. The
+    /// kernel reports that once: a read then only returns 0, as at an orderly end (`sock_error` in
+    /// include/net/sock.h).
     backend_dead: bool,
     since: Instant,
     /// Whether the backend has sent something or ended its direction, or has not reset the
-    /// connection for so long that a reset would no longer mean that it did not answer.
+    /// connection for so long that a reset would no longer mean "did not answer".
     answered: bool,
     first_flight: Option<FirstFlight>,
     messages: Messages,
 }
 
 impl Relay {
-    /// Returns a relay to a backend that was just connected. It begins by sending
-    /// `header`, which is ours, and `first`, what the client had sent to a
-    /// backend that did not answer.
+    /// A relay to a newly connected backend. It starts by sending `header`, which is ours, and
+    /// `first`, the data that the client sent to a backend that did not answer.
     pub fn new(header: &[u8], first: FirstFlight) -> Self {
         let mut out = Direction::new();
         out.pending = Pending::first([header, &first.bytes].concat());
@@ -109,7 +107,7 @@ impl Relay {
         }
     }
 
-    /// Moves what can be moved.
+    /// Moves all bytes that can be moved.
     pub fn poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -146,7 +144,7 @@ impl Relay {
         };
         let back = self.back.poll(cx, &ends, budget, &mut |bytes| {
             messages.moved(bytes.len());
-            // An end is an answer, too, if it is the backend's own.
+            // An end is also an answer, if the backend itself sent it.
             if !bytes.is_empty() || !dead {
                 *answered = true;
             }
@@ -181,20 +179,21 @@ impl Relay {
         }
     }
 
-    /// What the backend sent before may still be there to be read.
+    /// Data that the backend sent earlier may still be readable.
     fn backend_takes_no_more(&mut self, why: io::ErrorKind) {
         self.out.phase = Phase::Broken;
         match why {
             // The backend had ended its direction before the reset, which is an answer (`tcp_reset`
             // in net/ipv4/tcp_input.c).
             io::ErrorKind::BrokenPipe => self.answered = true,
-            // The error of shutdown(2), which leaves the reason to the read.
+            // The error of shutdown(2), which leaves the reason for the read to report.
             io::ErrorKind::NotConnected => {}
             _ => self.backend_dead = true,
         }
     }
 
-    /// Returns whether nothing is under way that the ring does not know of.
+    /// Returns whether the ring should move the messages, and there is no state of which the ring
+    /// does not know.
     fn is_for_the_ring(&mut self) -> bool {
         let plain = |direction: &Direction| !direction.bulk && !direction.is_stalled();
         self.answered
@@ -204,7 +203,7 @@ impl Relay {
             && self.messages.are_for_the_ring()
     }
 
-    /// Goes on from what the ring left.
+    /// Continues with what the ring left.
     pub fn take_up(
         &mut self,
         remainder: &ring::Remainder,
@@ -213,7 +212,7 @@ impl Relay {
         budget: Budget<'_>,
     ) {
         let ring::Remainder { out, back, idle } = remainder;
-        // Recorded, because its reset is not seen again while the backend takes nothing.
+        // Recorded, because its reset cannot be seen again while the backend accepts nothing.
         self.client_gone |= out.failed;
         self.out.take_up(out, backend, budget.buffered);
         self.back.take_up(back, client, budget.buffered);
@@ -222,34 +221,33 @@ impl Relay {
         }
     }
 
-    /// Returns how many bytes were read from the client and from the backend since the
-    /// last call.
+    /// Number of bytes read from the client and from the backend since the last call.
     pub fn take_counts(&mut self) -> (usize, usize) {
         let (out, back) = (&mut self.out.uncounted, &mut self.back.uncounted);
         (std::mem::take(out), std::mem::take(back))
     }
 
-    /// Returns whether the receiver of some direction takes nothing now, but did when this was last
-    /// asked.
+    /// Returns whether the receiver of either direction accepts nothing now, but did at the last
+    /// call.
     pub fn has_stalled(&mut self) -> bool {
         let now = [&self.out, &self.back].map(Direction::is_stalled);
         let before = std::mem::replace(&mut self.stalled, now);
         now.iter().zip(before).any(|(now, before)| *now && !before)
     }
 
-    /// Returns whether the backend has answered, and so has not failed.
+    /// Returns whether the backend has answered, and therefore has not failed.
     pub fn is_answered(&self) -> bool {
         self.answered
     }
 
-    /// Records that some time has passed: a backend that has not reset the connection
-    /// within [`ANSWER_WINDOW`] counts as having answered.
+    /// Records that time has passed: a backend that has not reset the connection within
+    /// [`ANSWER_WINDOW`] counts as having answered.
     pub fn time_passed(&mut self) {
         self.answered |= self.since.elapsed() >= ANSWER_WINDOW;
     }
 
-    /// Records that the client reset the connection. What the backend takes at once of
-    /// what it had sent is still delivered.
+    /// Records that the client reset the connection. Its earlier data is still delivered as far as
+    /// the backend accepts it at once.
     pub fn client_gone(&mut self) {
         self.client_gone = true;
     }
@@ -262,9 +260,9 @@ impl Relay {
         Poll::Ready(Progress::HalfClosed(side))
     }
 
-    /// Handles a reset by the backend. It has mostly closed its socket with our bytes
-    /// unread (RFC 2525 section 2.17) or never accepted it: what the client sent can be
-    /// sent to another one, as long as nothing came back.
+    /// Handles a reset by the backend. Usually it closed its socket with our bytes unread (RFC 2525
+    /// section 2.17) or never accepted the connection: the client's data can be sent to another
+    /// one, as long as nothing came back.
     fn backend_gone(&mut self) -> Poll<Progress> {
         let end = match self.first_flight.take() {
             Some(mut first) if self.since.elapsed() < ANSWER_WINDOW => {

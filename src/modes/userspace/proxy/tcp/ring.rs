@@ -1,9 +1,9 @@
-//! Connections whose short messages the worker's ring moves, many of them in one system
+//! Connections whose short messages are moved by the worker's ring, many of them in one system
 //! call.
 //!
-//! It moves what is received and can be sent at once. Whatever else happens to a connection
-//! (an end, a reset, a receiver that takes nothing, much at once) ends that, and the relay
-//! goes on from there: nothing of it is decided here.
+//! The ring moves bytes that are received and can be sent at once. Any other event (an end, a
+//! reset, a receiver that accepts nothing, large amounts of data) gives the connection back to the
+//! relay, which makes all decisions.
 
 mod connection;
 mod state;
@@ -31,34 +31,34 @@ use self::{
 use super::super::backends::Endpoint;
 use crate::kernel::io_uring::Ring;
 
-/// How many rounds are made through what has completed before the worker's other tasks get a turn.
+/// Number of rounds through completed requests before the worker's other tasks get a turn.
 const TURN: usize = 16;
 
-/// How long to wait after a system call that failed for want of memory, and, at first, before
-/// checking what the kernel may have put off.
+/// How long to wait after a system call that failed for lack of memory, and, at first, before
+/// checking for completions that the kernel may have put off.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// How often to check whether something came that the kernel did not report: on architectures other
-/// than x86-64 nothing orders its mark that there is something before its check whether to report
-/// it (`io_req_local_work_add` in io_uring/io_uring.c).
+/// Interval between checks for completions that the kernel did not report: on architectures other
+/// than x86-64 nothing orders its mark of a completion before its check whether to report it
+/// (`io_req_local_work_add` in io_uring/io_uring.c).
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 thread_local! {
     static OWN: RefCell<Option<Rc<Driver>>> = const { RefCell::new(None) };
 }
 
-/// Returns this worker's; `None`: it has none.
+/// The driver of this worker; `None` if it has no ring.
 pub fn of_this_worker() -> Option<Rc<Driver>> {
     OWN.with_borrow(Clone::clone)
 }
 
-/// The ring of a worker, and the connections that it moves.
+/// A worker's ring, and the connections that it moves.
 #[derive(Debug)]
 pub struct Driver {
     state: RefCell<State>,
 }
 
-/// What the ring left of a connection.
+/// Remaining state of a connection that the ring gave back.
 #[derive(Debug)]
 pub struct Remainder {
     /// The direction from the client to the backend.
@@ -69,18 +69,18 @@ pub struct Remainder {
     pub idle: bool,
 }
 
-/// What the ring left of a direction.
+/// Remaining state of a direction that the ring gave back.
 #[derive(Debug, Default)]
 pub struct Rest {
-    /// Bytes that were received and not sent.
+    /// Bytes that were received but not sent.
     pub bytes: Vec<u8>,
-    /// Why the receiver takes no more.
+    /// Why the receiver accepts nothing more.
     pub refused: Option<io::ErrorKind>,
     /// Whether the sender's connection failed after those bytes.
     pub failed: bool,
 }
 
-/// A connection that the ring moves as long as this lives.
+/// A connection that the ring moves until this is dropped.
 #[derive(Debug)]
 pub struct RingConnection {
     driver: Rc<Driver>,
@@ -88,8 +88,8 @@ pub struct RingConnection {
 }
 
 impl Driver {
-    /// Returns the driver of `ring` for this thread, and the descriptor that becomes readable for
-    /// it.
+    /// The driver of `ring` for this thread, and the descriptor that becomes readable when requests
+    /// have completed.
     fn new(mut ring: Ring) -> io::Result<(Rc<Driver>, AsyncFd<OwnedFd>)> {
         ring.enable()?;
         let event = ring.event()?;
@@ -97,8 +97,8 @@ impl Driver {
         Ok((Rc::new(Driver { state }), event))
     }
 
-    /// Moves messages between a client and its `endpoint`, whose sockets nothing else reads or
-    /// writes meanwhile.
+    /// Moves messages between a client and its `endpoint`. Nothing else may read or write their
+    /// sockets meanwhile.
     pub fn forward(
         self: Rc<Self>,
         client: Rc<TcpStream>,
@@ -114,7 +114,7 @@ impl Driver {
         }
     }
 
-    /// Does all work that is due, in turns with the worker's other tasks.
+    /// Does all outstanding work, in turns with the worker's other tasks.
     async fn serve(&self) -> io::Result<()> {
         loop {
             {
@@ -131,8 +131,7 @@ impl Driver {
         }
     }
 
-    /// Returns how long to wait at most until there is something to do: `patience` if there may be
-    /// something already.
+    /// Maximum time to wait for the next event: `patience` if there may be one already.
     fn limit(&self, patience: Duration) -> Option<Duration> {
         let mut state = self.state.borrow_mut();
         if !state.is_used() {
@@ -146,7 +145,7 @@ impl Driver {
     }
 }
 
-/// Serves connections of this worker by `ring`, for ever. Runs inside its runtime.
+/// Serves connections of this worker with `ring`, for ever. Runs inside its runtime.
 pub async fn run(ring: Ring) {
     struct Own;
     impl Drop for Own {
@@ -191,7 +190,7 @@ pub async fn run(ring: Ring) {
 }
 
 impl RingConnection {
-    /// Waits until the relay is to go on, with what is left.
+    /// Waits until the relay must continue. Returns what is left.
     pub fn poll(&self, cx: &mut Context<'_>) -> Poll<Remainder> {
         let mut state = self.driver.state.borrow_mut();
         let Some(number) = self.number.get() else {
@@ -216,7 +215,7 @@ impl RingConnection {
 }
 
 impl RingConnection {
-    /// Gives the connection back to the relay if nothing was received since this was last called.
+    /// Gives the connection back to the relay if nothing was received since the last call.
     pub fn give_back_if_idle(&self) {
         let Some(number) = self.number.get() else {
             return;

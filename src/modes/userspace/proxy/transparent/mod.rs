@@ -1,10 +1,10 @@
-//! Endpoints see the client (`--userspace-transparent`): connections to them
-//! are bound to the client's own address and port (`IP_TRANSPARENT`, `ip(7)`).
+//! Shows clients to endpoints (`--userspace-transparent`): connections to endpoints are bound to
+//! the client's own address and port (`IP_TRANSPARENT`, `ip(7)`).
 //!
-//! What an endpoint answers is then addressed to the client and would not reach us:
-//! `return_path` sends it to our socket, if it comes through this node at all, which
-//! [`paths`] judges beforehand. Every other endpoint, and one whose client's address
-//! cannot be bound, sees the node's address, as without the flag.
+//! An endpoint's answers are then addressed to the client and would not reach us: `return_path`
+//! delivers them to our socket, if they pass through this node at all, which [`paths`] determines
+//! beforehand. Every other endpoint, and any whose client's address cannot be bound, sees the
+//! node's address, as without the flag.
 //!
 //! Verified with namespaces on Linux 6.18, both families, TCP and UDP, redirect
 //! and local capture.
@@ -36,18 +36,18 @@ use crate::sched::Flow;
 /// Decides for the data path which endpoints see the client's address.
 #[derive(Debug)]
 pub struct Transparent {
-    /// Whether endpoints may see clients: their answers are sent here.
+    /// Whether endpoints may see clients, because answers are delivered to this process.
     shown: PerFamily<AtomicBool>,
     cluster_local: Arc<ClusterLocal>,
     paths: Mutex<Option<Paths>>,
     unanswered: Mutex<Unanswered>,
-    /// UDP sockets that are bound to a client: the kernel would let two have
-    /// the same ends, and give each some of the answers.
+    /// UDP sockets that are bound to a client: the kernel would let two have the same ends, and
+    /// give each some of the answers.
     bound: Mutex<HashSet<Ends>>,
 }
 
 impl Transparent {
-    /// Returns a value that shows no client until a return path sends answers here.
+    /// Shows no client until a return path delivers answers to this process.
     pub fn new(cluster_local: Arc<ClusterLocal>) -> Self {
         Transparent {
             shown: PerFamily::default(),
@@ -58,8 +58,8 @@ impl Transparent {
         }
     }
 
-    /// Returns whether `endpoint` may see the client of `flow`, because what it answers
-    /// comes through this node.
+    /// Returns whether `endpoint` may see the client of `flow`, because its answers pass through
+    /// this node.
     pub fn shows(&self, flow: &Flow, endpoint: SocketAddr) -> bool {
         let client = flow.client.ip();
         let family = Family::of(&client);
@@ -87,12 +87,12 @@ impl Transparent {
         paths.answers_pass_here(client, endpoint.ip(), network)
     }
 
-    /// Remembers that `endpoint` did not answer when it saw the client of `flow`.
+    /// Records that `endpoint` did not answer when it saw the client of `flow`.
     pub fn unanswered(&self, flow: &Flow, endpoint: SocketAddr) {
         self.unanswered.lock().add(flow.client.ip(), endpoint.ip());
     }
 
-    /// Remembers that `endpoint` answered when it saw the node instead.
+    /// Records that `endpoint` answered when it saw the node instead.
     pub fn answered_the_node(&self, flow: &Flow, endpoint: SocketAddr) {
         let client = flow.client.ip();
         if self.is_shown(Family::of(&client)) {
@@ -103,8 +103,7 @@ impl Transparent {
     /// Binds the UDP `socket` to `client`, for `endpoint` alone.
     ///
     /// # Errors
-    /// Those of setsockopt(2) and bind(2); `AddrInUse` when there is such a
-    /// socket already.
+    /// Errors of setsockopt(2) and bind(2); `AddrInUse` if there is such a socket already.
     pub fn bind_udp(
         self: &Arc<Self>,
         socket: &Socket,
@@ -133,7 +132,7 @@ impl Transparent {
         self.shown.get(family).store(shown, Relaxed);
     }
 
-    /// Drops what was known of routes and links.
+    /// Forgets known routes and links.
     pub fn clear_paths(&self) {
         *self.paths.lock() = None;
     }
@@ -146,7 +145,7 @@ struct Ends {
     endpoint: SocketAddr,
 }
 
-/// A UDP socket that is bound to a client. To be dropped after the socket.
+/// A UDP socket that is bound to a client. Must be dropped after the socket.
 #[derive(Debug)]
 pub struct Bound {
     all: Arc<Transparent>,
@@ -159,11 +158,11 @@ impl Drop for Bound {
     }
 }
 
-/// Binds `socket` to the address of a client. Others may be bound to it too:
-/// one client port may talk to many endpoints.
+/// Binds `socket` to the address of a client. Others may be bound to it as well: one client port
+/// may communicate with many endpoints.
 ///
 /// # Errors
-/// Those of setsockopt(2) and bind(2).
+/// Errors of setsockopt(2) and bind(2).
 pub fn bind(socket: &Socket, client: SocketAddr) -> io::Result<()> {
     match client {
         SocketAddr::V4(_) => socket.set_ip_transparent_v4(true)?,
@@ -173,7 +172,7 @@ pub fn bind(socket: &Socket, client: SocketAddr) -> io::Result<()> {
     socket.bind(&client.into())
 }
 
-/// Returns whether an address means nothing on other links.
+/// Returns whether an address is only valid on one link.
 fn is_of_one_link(address: &IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => v4.is_link_local(),

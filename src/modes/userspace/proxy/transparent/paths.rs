@@ -1,4 +1,4 @@
-//! Whether what an endpoint answers to a client comes through this node.
+//! Whether an endpoint's answers to a client pass through this node.
 //!
 //! ```text
 //!   client ── somewhere ── node ── link of pods ── endpoint     yes: the node is the endpoint's way out
@@ -22,33 +22,32 @@ use netlink::{
 
 /// How long an answer of the kernel is used.
 const FRESH: Duration = Duration::from_secs(1);
-/// The most addresses whose path is remembered.
+/// Maximum number of addresses whose path is remembered.
 const MOST: usize = 4096;
 
 /// Kinds of links that lead to pods of this node.
 const OF_PODS: [&str; 3] = ["veth", "bridge", "netkit"];
 
-/// The way to an address.
+/// The path to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
     /// First hop of the path.
     pub hop: NextHop,
-    /// Whether it goes over a link whose far end has no other way than through this
-    /// node.
+    /// Whether it uses a link whose far end can only be reached through this node.
     pub pods: bool,
 }
 
-/// In which network an endpoint is.
+/// Network of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndpointNetwork {
-    /// The pods' network, so the endpoint has a route to pods elsewhere.
+    /// The pods' network: the endpoint has a route to pods of other nodes.
     OfPods,
     /// Not known to be the pods' network.
     Unknown,
 }
 
-/// Returns whether what comes from `endpoint`, which is in `network`, and is for `client`
-/// comes through this node.
+/// Returns whether packets from `endpoint`, which is in `network`, to `client` pass through this
+/// node.
 pub fn answers_pass_here(client: Path, endpoint: Path, network: EndpointNetwork) -> bool {
     let is_pod = network == EndpointNetwork::OfPods;
     let behind = |path: Path| path.pods && matches!(path.hop, NextHop::Neighbour(_));
@@ -58,24 +57,24 @@ pub fn answers_pass_here(client: Path, endpoint: Path, network: EndpointNetwork)
     }
 }
 
-/// What the kernel reported of the way to an address.
+/// The kernel's answer about the path to an address.
 #[derive(Debug)]
 struct Known {
     path: Option<Path>,
     at: Instant,
 }
 
-/// Paths, as the kernel reports them.
+/// Paths to addresses, as reported by the kernel.
 #[derive(Debug)]
 pub struct Paths {
     socket: Socket,
     known: HashMap<IpAddr, Known>,
-    /// Links by index, until routes are read anew.
+    /// Whether links, by index, lead to pods. Cleared when routes are read again.
     of_pods: HashMap<(Family, u32), bool>,
 }
 
 impl Paths {
-    /// Returns a value that asks over `socket`.
+    /// Queries paths with `socket`.
     pub fn new(socket: Socket) -> Self {
         Paths {
             socket,
@@ -84,7 +83,7 @@ impl Paths {
         }
     }
 
-    /// Returns [`answers_pass_here`] of these addresses; false when the kernel does not say.
+    /// Returns [`answers_pass_here`] for these addresses; false if the kernel reports no path.
     pub fn answers_pass_here(
         &mut self,
         client: IpAddr,

@@ -1,18 +1,17 @@
-//! Clients that an endpoint did not answer when it saw them: routes do not say
-//! everything.
+//! Clients that an endpoint did not answer when it saw them: routes do not show everything.
 
 use std::{net::IpAddr, time::Duration};
 
 use hashbrown::HashMap;
 use tokio::time::Instant;
 
-/// How long such an endpoint sees the node's address instead: long enough for
-/// one that is just slow or dead to be found out.
+/// How long such an endpoint sees the node's address instead: long enough to detect an endpoint
+/// that is just slow or dead.
 const SUSPECTED: Duration = Duration::from_secs(10);
-/// How long if it then answered: after that the client is shown again, which costs a
-/// connection its first timeout if nothing has changed.
+/// How long if it then answered: after that the client is shown again, which costs a connection its
+/// first timeout if nothing has changed.
 const CONFIRMED: Duration = Duration::from_secs(60);
-/// The most pairs that are kept.
+/// Maximum number of remembered pairs.
 const MOST: usize = 4096;
 
 /// A client, and the endpoint that did not answer it.
@@ -22,7 +21,7 @@ struct Pair {
     endpoint: IpAddr,
 }
 
-/// How long an endpoint does not get to see a client.
+/// Time for which an endpoint must not see a client.
 #[derive(Debug)]
 struct Silence {
     until: Instant,
@@ -61,7 +60,7 @@ impl Unanswered {
         }
     }
 
-    /// Returns whether the endpoint is not to see the client now.
+    /// Returns whether the endpoint must not see the client now.
     pub fn contains(&mut self, client: IpAddr, endpoint: IpAddr) -> bool {
         let pair = Pair { client, endpoint };
         let Some(silence) = self.0.get(&pair) else {
@@ -92,7 +91,7 @@ mod tests {
         tokio::time::advance(SUSPECTED).await;
         assert!(unanswered.contains(client, a) && !unanswered.contains(client, b));
         tokio::time::advance(SUSPECTED).await;
-        // More answers do not put off the next try.
+        // More answers do not postpone the next attempt.
         unanswered.confirm(client, a);
         tokio::time::advance(CONFIRMED - SUSPECTED).await;
         assert!(!unanswered.contains(client, a));

@@ -1,4 +1,4 @@
-//! Which backend a UDP client talks to, and for how long.
+//! Assignment of a UDP client to a backend, and how long it lasts.
 
 mod inherited;
 mod pass;
@@ -41,53 +41,53 @@ use super::{
 };
 use crate::{kernel::socket::datagram, sched::Flow, services::Retry};
 
-/// A client, and the address of ours that it sends to.
+/// A client, and our address to which it sends.
 pub type Key = (SocketAddr, IpAddr);
 
-/// Bytes of the first datagram that are kept until the backend answers, so
-/// that a refusal costs the client nothing; longer ones are not kept.
+/// Maximum size in bytes of a first datagram that is kept until the backend answers, so that a
+/// refusal costs the client nothing.
 const LONGEST_REPEATED: usize = 2048;
 
-/// The number of datagrams that may be all that a client has to ask: a name server is
-/// asked for the addresses of both families at once.
+/// Number of datagrams that may be a client's whole request: a name server is asked for the
+/// addresses of both families at once.
 const FEW: u32 = 2;
 
-/// Idle time after which, while there are many, an association ends whose client asked no more than
-/// that before the first answer and nothing since, and got as many answers. Such a client would
-/// seldom come back. A client that asks again after an answer, as SIP and TURN do where they
-/// authenticate (RFC 3261 section 22, RFC 8656 section 5), is in a conversation.
+/// Idle time after which, while there are many, an association ends if its client sent at most
+/// [`FEW`] datagrams before the first answer and none since, and got as many answers. Such a client
+/// would seldom come back. A client that sends again after an answer, as in SIP and TURN with
+/// authentication (RFC 3261 section 22, RFC 8656 section 5), is in a conversation.
 const ANSWERED: Duration = Duration::from_secs(3);
 
-/// How often an association checks whether it is idle, at least.
+/// Maximum interval between checks of an association's idle time.
 const IDLE_CHECK: Duration = Duration::from_secs(2);
 
-/// Idle time that is enough for an association to end while descriptors are
-/// short.
+/// Idle time after which an association ends while descriptors are short.
 const SHORT_OF_DESCRIPTORS: Duration = Duration::from_secs(1);
 
-/// How long answers of an endpoint that has left its Service are passed on: they may have
-/// been on the way.
+/// How long answers of an endpoint that was removed from its Service are forwarded: they may have
+/// been in flight.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
 /// One client's conversation with one backend.
 pub struct Association {
-    /// Its number among those of this process.
+    /// Number that identifies it within this process.
     number: u64,
     key: Key,
     backend: UdpSocket,
-    /// What `backend` is bound to.
+    /// The address or port to which `backend` is bound.
     local: Local,
     lease: Lease,
-    /// Where the client's datagrams come in and answers go out.
+    /// The socket that receives the client's datagrams and sends the answers.
     listener: Arc<Listener>,
     place: Place,
-    /// Datagrams of the client, and answers.
+    /// Number of the client's datagrams, and of answers.
     sent: AtomicU32,
     received: AtomicU32,
     answered: AtomicBool,
     /// Whether the client sent something after an answer.
     converses: AtomicBool,
-    /// Whether its endpoint has left the Service: the client's next datagram goes to another one.
+    /// Whether its endpoint was removed from the Service: the client's next datagram goes to
+    /// another one.
     leaves: AtomicBool,
     /// Whether another process reads the answers.
     is_left: AtomicBool,
@@ -96,29 +96,29 @@ pub struct Association {
     /// Endpoints that refused this client before, for the next association.
     tried: Mutex<Tried>,
     _descriptor: Permits,
-    /// Its place among what its client may have, until another association takes it over.
+    /// Its count towards the client's limit, until another association takes it over.
     counted: Mutex<Option<Counted>>,
 }
 
-/// The associations of one service group, shared by all workers: whichever worker the
-/// kernel hands a datagram to finds the client's association.
+/// The associations of one service group, shared by all workers: any worker to which the kernel
+/// gives a datagram finds the client's association.
 pub struct Associations {
     shared: Arc<Shared>,
     group: Arc<ServiceGroup>,
     table: Mutex<HashMap<Key, Arc<Association>>>,
-    /// Those whose endpoint has left, kept for answers that are on the way.
+    /// Associations whose endpoint was removed, kept for answers in flight.
     leaving: Mutex<Vec<Arc<Association>>>,
     inherited: Mutex<InheritedClients>,
 }
 
 impl Associations {
-    /// Returns the service group that they belong to.
+    /// The service group of the associations.
     #[cfg(test)]
     pub fn group(&self) -> &Arc<ServiceGroup> {
         &self.group
     }
 
-    /// Returns no associations yet.
+    /// Starts without associations.
     pub fn new(shared: Arc<Shared>, group: Arc<ServiceGroup>) -> Arc<Self> {
         Arc::new(Associations {
             shared,
@@ -134,25 +134,24 @@ impl Associations {
         !self.table.lock().is_empty()
     }
 
-    /// Returns each client with its endpoint, and how long they were silent.
+    /// Each client with its endpoint, and how long it has been idle.
     pub fn assigned(&self) -> Vec<(Key, SocketAddr, Duration)> {
         let table = self.table.lock();
         let all = table.values();
         all.map(|one| one.assigned()).collect()
     }
 
-    /// Returns the ServicePort, for logs.
+    /// The ServicePort, for logs.
     pub fn label(&self) -> &str {
         &self.group.label
     }
 
-    /// Returns the time, in milliseconds.
+    /// The current time in milliseconds.
     pub(super) fn now(&self) -> u64 {
         self.shared.udp.flows.now()
     }
 
-    /// Passes a client's datagram on to its backend, which is picked now if
-    /// the client has none.
+    /// Forwards a client's datagram to its backend, which is picked now if the client has none.
     pub fn from_client(
         self: &Arc<Self>,
         listener: &Arc<Listener>,
@@ -193,8 +192,7 @@ impl Associations {
                 association.lease.count_bytes(bytes.len(), 0);
                 association.keep(bytes);
             }
-            // The error belongs to an earlier datagram (udp(7)): this one was
-            // not sent.
+            // The error belongs to an earlier datagram (udp(7)): this one was not sent.
             Err(e) if refused(&e) => {
                 association.keep(bytes);
                 self.move_on(association);
@@ -203,8 +201,8 @@ impl Associations {
         }
     }
 
-    /// Begins an association as another process had it, or with an endpoint that is not among
-    /// `tried`, in place of the one that `counted` belongs to.
+    /// Starts an association, either continuing that of another process, or with an endpoint that
+    /// is not among `tried`. Takes over `counted` of the association that it replaces, if any.
     fn begin(
         self: &Arc<Self>,
         key: Key,
@@ -252,14 +250,14 @@ impl Associations {
         self.shared.counters.udp_associations.inc();
         self.remember(key, endpoint.address, Ok(&association.backend));
         tokio::task::spawn_local(Arc::clone(self).answers(Arc::clone(&association)));
-        // What ended others meanwhile did not see this one.
+        // It may have been added too late to be ended with others.
         if listener.closed.load(Relaxed) || !self.serves(endpoint.address) {
             self.remove(&association);
         }
         Some(association)
     }
 
-    /// Counts a flow; `None` if its Service or its client has as many as they may.
+    /// Counts a flow; `None` if its Service or its client is at its limit.
     fn count(&self, flow: &Flow) -> Option<Counted> {
         let (shared, group) = (&self.shared, &self.group);
         let limits = group.limits(shared.limits);
@@ -267,9 +265,9 @@ impl Associations {
         shared.admit(group, place, flow, Protocol::Udp, limits)
     }
 
-    /// Handles an endpoint's refusal of the client: begins an association with the next
-    /// one and sends it what was not answered. When all refused, or nothing is to be
-    /// sent twice, the client's next datagram starts over.
+    /// Handles an endpoint's refusal of the client: starts an association with the next endpoint
+    /// and sends it the unanswered datagram. If all refused, or nothing may be sent twice, the
+    /// client's next datagram starts over.
     fn move_on(self: &Arc<Self>, old: &Arc<Association>) {
         let endpoint = old.lease.endpoint().address;
         self.group.failed(endpoint);
@@ -311,7 +309,7 @@ impl Associations {
         current
     }
 
-    /// Passes the backend's answers on to the client until the association ends.
+    /// Forwards the backend's answers to the client until the association ends.
     async fn answers(self: Arc<Self>, association: Arc<Association>) {
         let (client, called) = association.key;
         let mut check = Box::pin(tokio::time::sleep(
@@ -338,7 +336,7 @@ impl Associations {
                             self.move_on(&association);
                             break;
                         }
-                        // Any other error is about one datagram only.
+                        // Any other error only concerns one datagram.
                         _ => {}
                     }
                 }
@@ -359,8 +357,8 @@ impl Associations {
         self.shared.counters.udp_associations.dec();
     }
 
-    /// Makes clients of endpoints that have left the Service, or do not serve, go to others with
-    /// their next datagram. The endpoints may still answer what they were asked before.
+    /// Makes clients of endpoints that were removed from the Service, or do not serve, use others
+    /// from their next datagram on. The endpoints may still answer earlier datagrams.
     pub fn end_gone(&self) {
         let mut leaving = self.leaving.lock();
         let mut table = self.table.lock();
@@ -370,14 +368,14 @@ impl Associations {
         for (_, association) in gone {
             association.leaves.store(true, Relaxed);
             association.place.activity().wake();
-            // The client's next datagram begins an association that counts instead.
+            // The client's next datagram starts an association that counts instead.
             drop(association.counted.lock().take());
             leaving.push(association);
         }
     }
 
-    /// Ends the associations of clients that came in at `listener`: as long
-    /// as one is kept here, the socket stays open, even if nothing runs any more.
+    /// Ends the associations of clients that arrived at `listener`: as long as one exists here, the
+    /// socket stays open, even if no task runs any more.
     pub(super) fn end_at(&self, listener: &Arc<Listener>) {
         let came_in_there = |a: &Association| Arc::ptr_eq(&a.listener, listener);
         let mut leaving = self.leaving.lock();
@@ -402,7 +400,7 @@ impl Associations {
         }
     }
 
-    /// Returns how long the association may be idle.
+    /// Maximum idle time of the association.
     fn idle_limit(&self, association: &Association) -> Duration {
         let timeout = self.shared.udp_timeout;
         if self.shared.descriptors.short() {
@@ -420,14 +418,15 @@ impl Association {
         self.place.activity().end();
     }
 
-    /// Returns whether the client asked little, at once, and got as many answers.
+    /// Returns whether the client sent few datagrams, all before the first answer, and got as many
+    /// answers.
     fn has_all_answers(&self) -> bool {
         let sent = self.sent.load(Relaxed);
         let at_once = sent <= FEW && !self.converses.load(Relaxed);
         at_once && self.received.load(Relaxed) == sent
     }
 
-    /// Keeps the first datagram while the backend has not answered.
+    /// Keeps the first datagram until the backend has answered.
     fn keep(&self, bytes: &[u8]) {
         if !self.answered.load(Relaxed) && bytes.len() <= LONGEST_REPEATED {
             let mut unanswered = self.unanswered.lock();

@@ -1,4 +1,4 @@
-//! What becomes of a reset, with real sockets.
+//! Effects of resets, with real sockets.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use super::{
 /// Longer than anything here takes unless it hangs.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// Returns both ends of a connection over loopback, the relay's first.
+/// Both ends of a connection over loopback, the relay's first.
 async fn pair() -> (Stream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -25,8 +25,7 @@ async fn pair() -> (Stream, TcpStream) {
     (near.unwrap(), far.unwrap().0)
 }
 
-/// Resets the connection and waits until `seen_by` knows, without taking the
-/// error from it.
+/// Resets the connection and waits until `seen_by` notices, without consuming the error.
 async fn reset(stream: TcpStream, seen_by: &Stream) {
     stream.set_zero_linger().unwrap();
     drop(stream);
@@ -52,12 +51,12 @@ async fn run(relay: &mut Relay, client: &Stream, backend: &Stream) -> End {
     }
 }
 
-/// What a client that sent something sees after the backend reset its connection,
-/// wherever the kernel reports that first.
+/// The view of a client that sent something after the backend reset its connection, wherever the
+/// kernel reports the reset first.
 #[tokio::test]
 async fn a_reset_by_the_backend_is_no_end() {
     struct Case {
-        /// What the client sends, and whether it then ends its direction.
+        /// Data of the client, and whether it then ends its direction.
         says: Vec<u8>,
         ends: bool,
         bulk: bool,
@@ -104,7 +103,7 @@ async fn a_reset_by_the_backend_is_no_end() {
     }
 }
 
-/// Its answer and its end were on the way before the reset.
+/// The answer and the end were in flight before the reset.
 #[tokio::test]
 async fn what_the_backend_said_before_its_reset_is_delivered() {
     for ends in [true, false] {
@@ -129,7 +128,7 @@ async fn what_the_backend_said_before_its_reset_is_delivered() {
     }
 }
 
-/// The ring has received the reset, which no socket tells again.
+/// The ring has received the reset, which no socket reports again.
 #[tokio::test]
 async fn a_reset_behind_what_the_ring_left_ends_the_connection_after_it() {
     for takes in [true, false] {
@@ -167,7 +166,7 @@ async fn a_reset_behind_what_the_ring_left_ends_the_connection_after_it() {
     }
 }
 
-/// A client's reset ends the connection, whichever direction meets it.
+/// A client's reset ends the connection, whichever direction notices it.
 #[tokio::test]
 async fn a_reset_by_the_client_is_no_end() {
     for (asked, answered) in [(false, false), (true, false), (false, true), (true, true)] {

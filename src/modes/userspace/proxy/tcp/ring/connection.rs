@@ -1,4 +1,4 @@
-//! A connection that a ring moves: what is under way in each of its directions.
+//! A connection that a ring moves: the requests and buffers of each direction.
 
 use std::{collections::VecDeque, net::TcpStream, rc::Rc, task::Waker};
 
@@ -15,77 +15,77 @@ pub struct Connection {
     endpoint: Endpoint,
     /// Number of requests that have not completed.
     pub requests: usize,
-    /// `None` while the ring is to move it.
+    /// `None` while the ring should move the connection.
     pub end: Option<Ending>,
     /// Whether something was received since the last check.
     pub active: bool,
-    /// Wakes the task that waits for what is left of it.
+    /// Wakes the task that waits for the remaining state.
     pub waker: Option<Waker>,
 }
 
-/// Why the ring is no longer to move it.
+/// Why the ring should no longer move a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// The relay goes on when nothing is under way any more.
+    /// The relay continues when no request is left.
     GiveBack,
-    /// The same, only because nothing was received for a while.
+    /// The same, because nothing was received for a while.
     Idle,
-    /// No task waits for what is left of it.
+    /// No task waits for the remaining state.
     Abandoned,
 }
 
 /// One direction of a connection.
 #[derive(Debug)]
 pub struct Way {
-    // These keep the descriptors open until all requests that name them have completed.
-    /// The side whose bytes go in this direction.
+    // These keep the descriptors open until all requests that use them have completed.
+    /// The side that sends in this direction.
     pub from: Rc<TcpStream>,
-    /// The side that gets these bytes.
+    /// The side that receives.
     pub to: Rc<TcpStream>,
-    /// Whether what the sender sends is received.
+    /// State of the request to receive from the sender.
     pub receiving: Receiving,
-    /// Bytes under way to the receiver.
+    /// Bytes that are being sent to the receiver.
     pub sending: Option<Received>,
     /// Bytes that were received after those.
     pub waiting: VecDeque<Received>,
     /// Number of full buffers in a row.
     pub full: u8,
-    /// What is left of it for the relay.
+    /// Remaining state for the relay.
     pub rest: Rest,
 }
 
-/// Whether a request to receive is under way.
+/// State of a request to receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Receiving {
-    /// None is under way.
+    /// There is no such request.
     No,
-    /// One is under way.
+    /// There is such a request.
     Yes,
-    /// One is under way, and is being cancelled.
+    /// There is such a request, and it is being cancelled.
     Cancelled,
 }
 
 /// Bytes in a buffer.
 #[derive(Debug)]
 pub struct Received {
-    /// The buffer that holds them, from its start.
+    /// The buffer, which contains them from its start.
     pub buffer: Buffer,
-    /// Number of bytes in it.
+    /// Number of bytes in the buffer.
     pub length: usize,
 }
 
-/// A kind of request, which with the connection makes its token.
+/// Kind of a request. Kind and connection make up its token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// To receive from the client.
+    /// Receives from the client.
     ReceiveOut = 0,
-    /// To receive from the backend.
+    /// Receives from the backend.
     ReceiveBack = 1,
-    /// To send to the backend.
+    /// Sends to the backend.
     SendOut = 2,
-    /// To send to the client.
+    /// Sends to the client.
     SendBack = 3,
-    /// To cancel one of the first two.
+    /// Cancels one of the first two.
     Cancel = 4,
 }
 
@@ -98,12 +98,12 @@ impl Request {
         Request::Cancel,
     ];
 
-    /// Returns the token of this request of a connection.
+    /// The token of this request of a connection.
     pub fn token(self, connection: usize) -> u64 {
         (connection as u64) << 3 | self as u64
     }
 
-    /// Returns the request and the connection's number of a token.
+    /// The request and the connection's number of a token.
     pub fn of(token: u64) -> Option<(Request, usize)> {
         let request = Request::ALL.get((token & 7) as usize)?;
         Some((*request, usize::try_from(token >> 3).ok()?))
@@ -111,7 +111,7 @@ impl Request {
 }
 
 impl Connection {
-    /// Returns a connection of which nothing is under way.
+    /// A connection without requests.
     pub fn new(client: &Rc<TcpStream>, backend: &Rc<TcpStream>, endpoint: Endpoint) -> Connection {
         Connection {
             out: Way::new(client, backend),
@@ -124,8 +124,7 @@ impl Connection {
         }
     }
 
-    /// Returns what is left of it, of which nothing is under way any more, and gives its buffers
-    /// back to the `ring`.
+    /// Remaining state of a connection without requests; returns its buffers to the `ring`.
     pub fn into_remainder(mut self, ring: &mut Ring) -> Remainder {
         for way in [&mut self.out, &mut self.back] {
             way.keep_waiting(ring);
@@ -137,7 +136,7 @@ impl Connection {
         }
     }
 
-    /// Returns the direction that a request belongs to.
+    /// The direction to which a request belongs.
     pub fn way(&mut self, request: Request) -> &mut Way {
         match request {
             Request::ReceiveBack | Request::SendBack => &mut self.back,
@@ -145,7 +144,7 @@ impl Connection {
         }
     }
 
-    /// Counts `length` bytes that were received.
+    /// Counts `length` received bytes.
     pub fn count(&self, request: Request, length: usize) {
         match request {
             Request::ReceiveBack => self.endpoint.count_bytes(0, length),
@@ -153,7 +152,7 @@ impl Connection {
         }
     }
 
-    /// Records that the relay is to go on.
+    /// Records that the relay should continue.
     pub fn give_back(&mut self) {
         self.end.get_or_insert(Ending::GiveBack);
     }
@@ -172,7 +171,7 @@ impl Way {
         }
     }
 
-    /// Keeps for the relay what was received, except the `sent` bytes, and gives the buffer back.
+    /// Keeps received bytes, except the first `sent` ones, for the relay, and returns the buffer.
     pub fn keep(&mut self, received: Received, sent: usize, ring: &mut Ring) {
         let Received { buffer, length } = received;
         let bytes = &ring.bytes(&buffer, length)[sent..];
@@ -180,7 +179,7 @@ impl Way {
         ring.give_back(buffer);
     }
 
-    /// Keeps for the relay all that waits, unless what comes before it is under way.
+    /// Keeps all waiting bytes for the relay, unless earlier ones are still being sent.
     pub fn keep_waiting(&mut self, ring: &mut Ring) {
         if self.sending.is_none() {
             while let Some(received) = self.waiting.pop_front() {

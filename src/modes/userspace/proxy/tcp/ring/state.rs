@@ -1,4 +1,4 @@
-//! What has completed, and what is to be done then.
+//! Handles completed requests, and makes the next ones.
 
 use std::{collections::VecDeque, io, mem, os::fd::AsFd};
 
@@ -11,14 +11,14 @@ use super::{
 };
 use crate::kernel::io_uring::{Completion, Ring, SIZE};
 
-/// This many full buffers in a row are no short messages.
+/// Number of full buffers in a row that indicates more than short messages.
 const STREAK: u8 = 2;
 
-/// Completions that are taken before what they ask for is submitted.
+/// Maximum number of completions that are handled before the resulting requests are submitted.
 const BATCH: usize = 1024;
 
-/// The most system calls for what the ring still moves at the end: one is enough to cancel, and one
-/// to see it done.
+/// Maximum number of system calls to end the remaining connections: one is enough to cancel them,
+/// and one to see that done.
 const LAST_ROUNDS: usize = 100;
 
 /// A ring and the connections that it moves.
@@ -28,9 +28,9 @@ pub struct State {
     pub ring: Ring,
     connections: Vec<Option<Connection>>,
     free: Vec<usize>,
-    /// Connections a request of which could not be cancelled yet.
+    /// Connections with a request that could not be cancelled yet.
     unsettled: Vec<usize>,
-    /// Directions of connections into which nothing is received for want of buffers.
+    /// Directions that do not receive because there are no buffers.
     starved: VecDeque<(usize, Request)>,
 }
 
@@ -46,7 +46,7 @@ impl State {
         }
     }
 
-    /// Moves a connection from here on. Returns its number.
+    /// Moves a connection from now on. Returns its number.
     pub fn begin(&mut self, connection: Connection) -> usize {
         let number = self.free.pop().unwrap_or_else(|| {
             self.connections.push(None);
@@ -60,18 +60,18 @@ impl State {
         number
     }
 
-    /// Submits requests now, or notes that it is to be done as soon as possible.
+    /// Submits requests now, or requests a wake-up to do so as soon as possible.
     pub fn submit(&mut self) {
         if self.ring.submit().is_err() || !self.unsettled.is_empty() {
             self.ring.wake();
         }
     }
 
-    /// Submits requests, and handles what has completed, until there is nothing left to do
-    /// or others are to have a turn.
+    /// Submits requests and handles completions, until nothing is left to do or others should get a
+    /// turn.
     ///
     /// # Errors
-    /// Those of io_uring_enter(2), after what had completed was handled.
+    /// Errors of io_uring_enter(2), after completions were handled.
     pub fn advance(&mut self) -> io::Result<()> {
         for _ in 0..TURN {
             for number in mem::take(&mut self.unsettled) {
@@ -94,7 +94,7 @@ impl State {
         Ok(())
     }
 
-    /// Makes directions that found no buffer receive again, as many as there are buffers now.
+    /// Makes as many directions without a buffer receive again as there are buffers now.
     fn feed(&mut self) {
         let mut free = self.ring.free_buffers();
         while free > 0
@@ -105,7 +105,7 @@ impl State {
         }
     }
 
-    /// Returns whether there is something to do at once.
+    /// Returns whether there is immediate work.
     pub fn has_work(&mut self) -> bool {
         let can_feed = !self.starved.is_empty() && self.ring.free_buffers() > 0;
         can_feed || !self.unsettled.is_empty() || self.ring.has_work()
@@ -204,7 +204,7 @@ impl State {
         self.send(number, request);
     }
 
-    /// Sends what waits next in the direction of `request`, if nothing is under way.
+    /// Sends the next waiting bytes in the direction of `request`, if none are being sent.
     fn send(&mut self, number: usize, request: Request) {
         let request = match request {
             Request::ReceiveOut | Request::SendOut => Request::SendOut,
@@ -216,7 +216,7 @@ impl State {
         let ended = connection.end.is_some();
         let way = connection.way(request);
         if ended {
-            // It is kept for the relay, so that a buffer does not wait for its turn.
+            // They are kept for the relay, so that no buffer waits for its turn.
             return way.keep_waiting(ring);
         }
         if way.sending.is_some() {
@@ -238,8 +238,8 @@ impl State {
         }
     }
 
-    /// Receives from the sender of a direction again, unless that is done, or is not needed any
-    /// more. Returns whether it asked for that.
+    /// Receives from the sender of a direction again, unless it already does, or the connection is
+    /// ending. Returns whether it made a request.
     fn receive(&mut self, number: usize, request: Request) -> bool {
         let Some((connection, ring)) = self.connection(number) else {
             return false;
@@ -264,7 +264,7 @@ impl State {
         }
     }
 
-    /// Cancels what is not needed any more; once nothing is under way, tells who waits, or
+    /// Cancels requests of an ending connection. When none is left, wakes the waiting task, or
     /// forgets the connection.
     pub fn settle(&mut self, number: usize) {
         let Some((connection, ring)) = self.connection(number) else {
@@ -303,7 +303,7 @@ impl State {
         }
     }
 
-    /// Takes a connection out, with what was left of it.
+    /// Removes a connection, and returns its remaining state.
     pub fn take(&mut self, number: usize) -> Option<Remainder> {
         let connection = self.connections.get_mut(number)?.take()?;
         self.free.push(number);
@@ -318,7 +318,7 @@ impl State {
 }
 
 impl Drop for State {
-    /// Waits for what is under way, because sockets must be closed when this is gone.
+    /// Waits for all requests, because sockets must be closed when this is dropped.
     fn drop(&mut self) {
         for _ in 0..LAST_ROUNDS {
             if !self.is_used() || self.advance().is_err() {
@@ -328,9 +328,9 @@ impl Drop for State {
     }
 }
 
-/// Returns whether an error says that the connection has failed, rather than that the kernel could
-/// not do what was asked for: in the latter case the relay asks itself. Any other error may be one
-/// of the connection, even one that an ICMP message reported.
+/// Returns whether an error means that the connection has failed, rather than that the kernel could
+/// not perform the request: in the latter case the relay tries by itself. Any other error may
+/// belong to the connection, even one that an ICMP message reported.
 fn is_of_the_connection(errno: Errno) -> bool {
     !matches!(
         errno,

@@ -1,4 +1,4 @@
-//! What a ring does with connections over loopback.
+//! A ring with connections over loopback.
 
 use std::{
     future::poll_fn,
@@ -19,7 +19,7 @@ use crate::{
 /// Longer than anything here takes unless it hangs.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// Returns both ends of a connection over loopback, the proxy's first.
+/// Both ends of a connection over loopback, the proxy's first.
 fn pair() -> (Rc<TcpStream>, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -62,7 +62,7 @@ impl Lab {
         timeout(DEADLINE, left).await.expect("it is given back")
     }
 
-    /// Reads exactly what is expected, while the ring has its turns.
+    /// Reads exactly the expected bytes, while the ring gets its turns.
     async fn expect(mut stream: &TcpStream, expected: &[u8]) {
         stream.set_nonblocking(true).unwrap();
         let mut got = Vec::new();
@@ -189,8 +189,8 @@ fn what_a_receiver_does_not_take_is_left_in_order() {
             () = fill => unreachable!("it has no end"),
         };
         lab.client.shutdown(Shutdown::Write).unwrap();
-        // What is in the sockets comes first: to the backend, then what is left, then what
-        // was not received.
+        // The bytes in the sockets come first: at the backend, then the remaining ones, then those
+        // that were not received.
         let mut got = Vec::new();
         let take = |mut from: &TcpStream, got: &mut Vec<u8>| {
             let mut buffer = [0; 65536];
