@@ -1,4 +1,5 @@
-//! The plan as text: where this mode listens, as comments, and how packets are captured.
+//! The plan as text: the addresses on which this mode listens, as comments, and the rules and
+//! routes that capture packets.
 
 use std::fmt::{self, Write};
 
@@ -11,14 +12,14 @@ use super::{
 };
 use crate::{modes::render::Choices, services::ServiceMap};
 
-/// The local port of the first listener that rules redirect to, in the text.
+/// The local port of the first listener to which rules redirect, in the text.
 const FIRST_PORT: u16 = 32_768;
 
-/// Writes, as comments, the addresses at which this mode listens for Services, and where
-/// connections go; then the rules and routes that bring packets there.
+/// Writes, as comments, the addresses on which this mode listens for Services and the destinations
+/// of connections; then the rules and routes that direct packets to them.
 ///
 /// # Errors
-/// Only those of `text`.
+/// Only errors of `text`.
 pub fn render(map: &ServiceMap, choices: &Choices<'_>, text: &mut impl Write) -> fmt::Result {
     let mut desired = Desired::new();
     let mut local_ports = (FIRST_PORT..=u16::MAX).cycle();

@@ -1,4 +1,4 @@
-//! How the data path asks the kernel to receive and send.
+//! The interface through which the data path receives and sends.
 
 use std::{io, sync::Arc};
 
@@ -6,23 +6,23 @@ use parking_lot::Mutex;
 
 use crate::kernel::io_uring::Ring;
 
-/// What `--userspace-io` asks for.
+/// Argument of `--userspace-io`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Io {
-    /// io_uring for connections that gain by it, where the kernel allows it.
+    /// io_uring for connections that benefit from it, if the kernel allows it.
     #[default]
     Auto,
     /// One system call for each message that is received or sent.
     Epoll,
-    /// The same as `Auto`; it is reported if the kernel does not allow it.
+    /// Like `Auto`, but reports if the kernel does not allow it.
     Uring,
 }
 
 impl Io {
-    /// Returns what `word` asks for.
+    /// Parses the argument.
     ///
     /// # Errors
-    /// The words that there are.
+    /// The allowed values.
     pub fn parse(word: &str) -> Result<Io, String> {
         match word {
             "auto" => Ok(Io::Auto),
@@ -33,28 +33,28 @@ impl Io {
     }
 }
 
-/// Rings for the workers, made before the process confines itself: later it is not allowed to make
+/// Rings for the workers, created before the process confines itself: afterwards it may not create
 /// any.
 #[derive(Clone, Debug, Default)]
 pub struct Rings(Arc<Mutex<Vec<Ring>>>);
 
 impl Rings {
-    /// Makes a ring for each of `workers` workers.
+    /// Creates a ring for each of `workers` workers.
     ///
     /// # Errors
-    /// Those of [`Ring::new`].
+    /// Errors of [`Ring::new`].
     pub fn make(workers: usize) -> io::Result<Rings> {
         let rings = (0..workers).map(|_| Ring::new());
         let rings: Vec<_> = rings.collect::<io::Result<_>>()?;
         Ok(Rings(Arc::new(Mutex::new(rings))))
     }
 
-    /// Returns a ring that no worker has; `None`: there is none left, or there never was any.
+    /// Takes a ring that no worker uses; `None` if there is none left.
     pub fn take(&self) -> Option<Ring> {
         self.0.lock().pop()
     }
 
-    /// Returns whether there is none left.
+    /// Returns whether no ring is left.
     pub fn is_empty(&self) -> bool {
         self.0.lock().is_empty()
     }

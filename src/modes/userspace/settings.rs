@@ -1,39 +1,38 @@
-//! Settings of the kernel for connections of this mode: how many an endpoint can get from this
-//! node, and whether redirected ones find the listener.
+//! Kernel settings for connections of this mode: how many connections to an endpoint this node can
+//! open, and whether redirected ones find the listener.
 
 use netlink::{setting, sysctl};
 
-/// The setting that says whether a connection may use the local port of one that has ended before a
-/// minute has passed (`Documentation/networking/ip-sysctl.rst`). Since Linux 4.11, each network
-/// namespace has its own; it holds for IPv6, too.
+/// Setting that allows a connection to use the local port of one that ended less than a minute ago
+/// (`Documentation/networking/ip-sysctl.rst`). Since Linux 4.11, each network namespace has its
+/// own; it also applies to IPv6.
 const REUSE: &str = "net.ipv4.tcp_tw_reuse";
 /// Only on loopback: the kernel's default since Linux 4.20.
 const ON_LOOPBACK: u64 = 2;
-/// To any address: a second after the other connection ended, if both ends use
-/// timestamps, by which late packets of the other one are distinguished (RFC 6191).
+/// To any address: a second after the other connection ended, if both ends use timestamps, by which
+/// late packets of the other one are recognised (RFC 6191).
 const ANYWHERE: u64 = 1;
 
-/// The setting that says whether the socket of a TCP packet is looked up before its route
-/// (`Documentation/networking/ip-sysctl.rst`). Since Linux 4.12, each network namespace has its own;
-/// it holds for IPv6, too.
+/// Setting that makes the kernel look up the socket of a TCP packet before its route
+/// (`Documentation/networking/ip-sysctl.rst`). Since Linux 4.12, each network namespace has its
+/// own; it also applies to IPv6.
 ///
 /// All addresses of a Service are redirected to one local port. If a client has a connection to one
-/// of them and calls another one from the same port, the kernel gives the second connection another
-/// source port, but only in the hook INPUT of nat. A look-up before that finds the socket of the
-/// first connection. The kernel would drop what it found (`nf_nat_ipv4_local_in` of
-/// net/netfilter/nf_nat_proto.c), but not if that socket has IP_TRANSPARENT, as those that it
-/// accepted from our listeners have: then each SYN goes to the first connection, and the client gets
-/// no answer.
+/// of them and connects to another one from the same port, the kernel gives the second connection
+/// another source port, but only in the hook INPUT of nat. A lookup before that finds the socket of
+/// the first connection. The kernel would drop the result (`nf_nat_ipv4_local_in` of
+/// net/netfilter/nf_nat_proto.c), but not if that socket has IP_TRANSPARENT, as accepted sockets of
+/// our listeners have: then each SYN goes to the first connection, and the client gets no answer.
 const EARLY_LOOKUP: &str = "net.ipv4.tcp_early_demux";
 
-/// Sets what can be set where connections are redirected, or where they are not. Returns what is to
-/// be logged; errors are of what cannot be set.
+/// Applies the settings, depending on whether connections are redirected. Returns messages for the
+/// log; errors are settings that cannot be changed.
 pub fn apply(redirects: bool) -> Vec<Result<String, String>> {
     let late = redirects.then(look_up_late).flatten();
     reuse_ports().into_iter().chain(late).collect()
 }
 
-/// Has sockets looked up after nat.
+/// Makes the kernel look up sockets after nat.
 fn look_up_late() -> Option<Result<String, String>> {
     if setting::read(EARLY_LOOKUP).ok()? == 0 {
         return None;
@@ -55,9 +54,9 @@ fn look_up_late() -> Option<Result<String, String>> {
 }
 
 /// Lets connections to endpoints use a local port again a second after its last connection, if this
-/// node ended that first, as it does where clients end theirs first. A value other than the
-/// kernel's default is an administrator's choice and stays. Returns what is to be logged; an error
-/// if it cannot be set.
+/// node ended that first, which happens when clients end theirs first. A value other than the
+/// kernel's default is an administrator's choice and stays. Returns a message for the log; an error
+/// if the setting cannot be changed.
 fn reuse_ports() -> Option<Result<String, String>> {
     if setting::read(REUSE).ok()? != ON_LOOPBACK {
         return None;

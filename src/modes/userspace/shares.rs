@@ -1,5 +1,5 @@
-//! Who gets what is scarce, such as file descriptors of listeners and local ports: namespaces and
-//! Services in turn, and none so much that nothing is left for others. Pure.
+//! Distribution of scarce resources, such as file descriptors of listeners and local ports: among
+//! namespaces and Services in turn, such that something is left for others. Pure.
 
 use std::{
     cmp::Reverse,
@@ -12,21 +12,22 @@ use hashbrown::HashMap;
 use super::proxy::usage::Room;
 use crate::services::{ServiceName, ServicePortName};
 
-/// Where there are fewer units than this, none are left free: whoever chose so few has counted.
+/// If there are fewer units than this, none are left free: an administrator who chose so few has
+/// counted.
 const LEAVES_ROOM: usize = 256;
 
-/// What a ServicePort asks for.
+/// Request of a ServicePort.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
     pub name: ServicePortName,
-    /// How many units it lacks.
+    /// Number of requested units.
     pub wants: usize,
-    /// Whether an earlier process served it: then it comes before others, and gets all that there
-    /// is.
+    /// Whether an earlier process served it: then it comes before others, and may take all free
+    /// units.
     pub was_served: bool,
 }
 
-/// How many units namespaces and Services have.
+/// Numbers of units that namespaces and Services have.
 #[derive(Debug, Default)]
 pub struct Held {
     namespaces: HashMap<Arc<str>, usize>,
@@ -42,22 +43,23 @@ impl Held {
     }
 }
 
-/// A Service that asks for more.
+/// A Service with open claims.
 struct Waiting<'a> {
     held: usize,
     given: usize,
-    /// Its claims that are not met, each by its place.
+    /// Its open claims, each with its index.
     claims: VecDeque<(usize, &'a Claim)>,
 }
 
-/// A namespace with Services that ask for more, by what they have: the one with the least is first.
+/// A namespace with Services that have open claims, ordered by units: the one with the fewest is
+/// first.
 struct Namespace<'a> {
     held: usize,
     services: BinaryHeap<Reverse<(usize, &'a ServiceName)>>,
 }
 
-/// Gives units of `room` to the `claims`, where namespaces and Services have what is `held`.
-/// Returns how many each claim gets.
+/// Distributes units of `room` among the `claims`; `held` are the current units of namespaces and
+/// Services. Returns the units for each claim.
 pub fn share_out(mut room: Room, mut held: Held, claims: &[Claim]) -> Vec<usize> {
     let mut granted = vec![0; claims.len()];
     let wanted: usize = claims.iter().map(|claim| claim.wants).sum();
@@ -73,7 +75,7 @@ pub fn share_out(mut room: Room, mut held: Held, claims: &[Claim]) -> Vec<usize>
     granted
 }
 
-/// Gives units in turn. With `leaves_room`, none gets what is for others.
+/// Distributes units in turn. With `leaves_room`, units that are for others stay free.
 fn give(room: &mut Room, held: &mut Held, mut turn: Vec<(&Claim, &mut usize)>, leaves_room: bool) {
     let mut services: BTreeMap<&ServiceName, Waiting<'_>> = BTreeMap::new();
     let claims: Vec<&Claim> = turn.iter().map(|(claim, _)| *claim).collect();
@@ -102,7 +104,7 @@ fn give(room: &mut Room, held: &mut Held, mut turn: Vec<(&Claim, &mut usize)>, l
     while room.free > 0
         && let Some(Reverse((of_namespace, name))) = order.pop()
     {
-        // All of these are there.
+        // All of these exist.
         let Some(namespace) = namespaces.get_mut(name) else {
             continue;
         };
@@ -122,7 +124,7 @@ fn give(room: &mut Room, held: &mut Held, mut turn: Vec<(&Claim, &mut usize)>, l
             room.is_for_others(of_namespace) || room.is_for_other_clients(of_service, of_namespace)
         };
         if leaves_room && is_for_others() {
-            // The other Services of the namespace have no less.
+            // The other Services of the namespace have at least as many.
             continue;
         }
         room.free -= 1;
@@ -147,7 +149,7 @@ mod tests {
     use super::*;
     use crate::services::service_ports::port_name;
 
-    /// Returns the claims of `ports` ports of `namespace/service`.
+    /// Claims of `ports` ports of `namespace/service`.
     fn claims(namespace: &str, service: &str, ports: usize) -> impl Iterator<Item = Claim> + use<> {
         let name = port_name(&format!("{namespace}/{service}:0"));
         (0..ports).map(move |_| Claim {
@@ -157,7 +159,7 @@ mod tests {
         })
     }
 
-    /// Returns how much each Service gets of `total`, of which `held` is not free.
+    /// Numbers of units that each Service gets of `total`, of which `held` are not free.
     fn shares(total: usize, held: &[(&str, usize)], claims: &[Claim]) -> Vec<(String, usize)> {
         let mut free = total;
         let mut has = Held::default();
@@ -206,10 +208,10 @@ mod tests {
             expected(&of_others),
             "they came later"
         );
-        // In its own namespace as well.
+        // Also in its own namespace.
         let own: Vec<_> = claims("aaa", "small", 9).collect();
         assert_eq!(shares(10_000, &held, &own), expected(&[("aaa/small", 9)]));
-        // Little by little it gets no more than that a quarter is left.
+        // Small steps do not get it more: a quarter is left.
         let more: Vec<_> = huge().take(10).collect();
         assert_eq!(
             shares(10_000, &[("aaa/huge", 7_500)], &more),

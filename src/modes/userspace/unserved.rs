@@ -1,11 +1,11 @@
-//! IP families whose Services are not served, as the node does not have the family.
+//! IP families whose Services are not served because the node does not have the family.
 
 use net::{Family, PerFamily};
 
 use super::capture::Capture;
 use crate::{log_once::LogOnce, modes::why_missed, services::ServiceMap};
 
-/// Why families are not served. That is no failure: no client can use them.
+/// Why families are not served. That is not a failure: no client can use them.
 #[derive(Debug, Default)]
 pub(super) struct Unserved {
     why: PerFamily<Option<String>>,
@@ -13,12 +13,12 @@ pub(super) struct Unserved {
 }
 
 impl Unserved {
-    /// Finds out which families the node does not have, of those that are captured by `capture`.
+    /// Determines which families captured by `capture` the node does not have.
     pub(super) fn observe(&mut self, capture: &Capture) {
         self.why = PerFamily::each(|family| capture.why_unserved(family));
     }
 
-    /// Returns why `family` is not served; `None`: it is.
+    /// Why `family` is not served; `None` if it is.
     pub(super) fn why(&self, family: Family) -> Option<&String> {
         self.why.get(family).as_ref()
     }

@@ -1,9 +1,9 @@
-//! How many connections and UDP clients each Service has now, and each of its clients, and
-//! how many they may have.
+//! Numbers of connections and UDP clients of each Service, and of each of its clients, and their
+//! limits.
 //!
-//! A client is an IPv4 address, or a network of IPv6, all addresses of which may belong to one
-//! host; this node and its pods, which share one, are counted by address. There is an entry for
-//! each client that has something open, so never more of them than file descriptors.
+//! A client is an IPv4 address, or an IPv6 network, all addresses of which may belong to one host;
+//! this node and its pods, which share a network, are counted by address. There is an entry for
+//! each client that has something open, so there are never more entries than file descriptors.
 
 use std::{
     collections::HashMap,
@@ -22,10 +22,10 @@ use prometheus::IntGauge;
 use super::{super::plan::AskedLimits, cluster_local::ClusterLocal};
 use crate::{log_once::LoggedFlag, sched::Flow, services::ServiceName};
 
-/// A Service may have this many times what is free.
+/// A Service may have this many times the free units.
 const OF_FREE: usize = 3;
 
-/// A client may have this many times what is left to its Service.
+/// A client may have this many times the units that are left to its Service.
 const TIMES: usize = 4;
 
 /// In any case, a client may have the total divided by this.
@@ -37,12 +37,12 @@ const LEAST: usize = 8;
 /// File descriptors of a TCP connection: the client's and the endpoint's socket.
 pub const PER_CONNECTION: u32 = 2;
 
-/// How much a Service and each of its clients may have.
+/// Limits of a Service and of each of its clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// Connections and UDP clients of a Service; `None`: as many as there is room for.
+    /// Connections and UDP clients of a Service; `None` if only limited by the room.
     pub service: Option<NonZeroU32>,
-    /// Those of one client of a Service; `None`: as many as there is room for.
+    /// Connections and UDP flows of one client of a Service; `None` if only limited by the room.
     pub client: Option<NonZeroU32>,
     /// Whether a client leaves some room to others.
     pub leaves_room: bool,
@@ -66,11 +66,10 @@ impl ConnectionLimits {
         leaves_room: false,
     };
 
-    /// Returns the limits that `--userspace-max-connections-per-client` names, and none for
-    /// Services.
+    /// Parses `--userspace-max-connections-per-client`. Services get no limit.
     ///
     /// # Errors
-    /// What the word may be.
+    /// The allowed values.
     pub fn per_client(word: &str) -> Result<ConnectionLimits, &'static str> {
         let limits = ConnectionLimits::default();
         match (word, word.parse()) {
@@ -84,7 +83,7 @@ impl ConnectionLimits {
         }
     }
 
-    /// Returns these limits with those that a Service asks for.
+    /// These limits, overridden by those that a Service requests.
     pub fn of_service(self, asked: AskedLimits) -> ConnectionLimits {
         ConnectionLimits {
             service: asked.service.or(self.service),
@@ -97,40 +96,40 @@ impl ConnectionLimits {
 /// Size of a resource that clients share, such as open files.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
-    /// Number of units that no client holds.
+    /// Number of free units.
     pub free: usize,
     /// Total number of units, free or not.
     pub total: usize,
 }
 
 impl Room {
-    /// Returns whether a quarter is left free when `wanted` more units are taken.
+    /// Returns whether a quarter of the total stays free if `wanted` more units are taken.
     pub fn is_ample_for(&self, wanted: usize) -> bool {
         self.free >= wanted.saturating_add(self.total / 4)
     }
 
-    /// Returns whether a Service that has `has` leaves the rest to other Services: it has more
-    /// than [`OF_FREE`] times what is free.
+    /// Returns whether a Service that has `has` units should leave the rest to other Services: it
+    /// has more than [`OF_FREE`] times the free ones.
     ///
-    /// A single Service gets three quarters of all. Several that ask for more than there is each
-    /// get the same, and a third of what each has stays free (the dynamic thresholds of Choudhury
-    /// and Hahne for shared buffers, IEEE/ACM Transactions on Networking 6.2, 1998).
+    /// A single Service gets three quarters of all units. Several that want more than there is each
+    /// get the same number, and a third of each one's units stays free (the dynamic thresholds of
+    /// Choudhury and Hahne for shared buffers, IEEE/ACM Transactions on Networking 6.2, 1998).
     pub fn is_for_others(self, has: usize) -> bool {
         has > OF_FREE * self.free
     }
 
-    /// Returns whether a client that has `has` leaves the rest to other clients of its
-    /// Service, which has `of_service`.
+    /// Returns whether a client that has `has` units should leave the rest to other clients of its
+    /// Service, which has `of_service` units.
     ///
-    /// A client may have [`TIMES`] times what the Service still gets before it leaves the rest to
-    /// others: three fifths of all if no other client asks for much, and several each get the same.
+    /// A client may have [`TIMES`] times the units that the Service still gets: three fifths of all
+    /// if no other client wants many, and several clients each get the same number.
     pub fn is_for_other_clients(self, has: usize, of_service: usize) -> bool {
         let left = (OF_FREE * self.free).saturating_sub(of_service) / (OF_FREE + 1);
         has >= (TIMES * left).max(self.total / SMALL).max(LEAST)
     }
 }
 
-/// What a client has of one Service.
+/// Connections and flows of a client of one Service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Has {
     connections: u32,
@@ -138,17 +137,17 @@ pub struct Has {
 }
 
 impl Has {
-    /// Returns how many connections and UDP flows it has.
+    /// Number of connections and UDP flows.
     pub fn all(self) -> u32 {
         self.connections + self.udp
     }
 
-    /// Returns how many of them are UDP flows.
+    /// Number of UDP flows.
     pub fn udp(self) -> usize {
         self.udp as usize
     }
 
-    /// Returns how many file descriptors they take.
+    /// Number of file descriptors.
     pub fn descriptors(self) -> usize {
         (self.connections * PER_CONNECTION + self.udp) as usize
     }
@@ -161,25 +160,25 @@ impl Has {
     }
 }
 
-/// What one Service has open, of all its ports and addresses.
+/// Open connections and flows of one Service, of all its ports and addresses.
 #[derive(Debug)]
 pub struct Usage {
     all: AtomicUsize,
     clients: Mutex<Clients>,
     /// The gauge that counts the clients of all Services.
     shown: IntGauge,
-    /// How often there was no place, as the Service has as much as it may.
+    /// How often the Service was at its limit.
     pub service_limited: AtomicU64,
-    /// How often a client had as much as it may.
+    /// How often a client was at its limit.
     pub client_limited: AtomicU64,
-    /// Whether it was logged that the Service has as much as it may.
+    /// Whether it was logged that the Service is at its limit.
     pub full_logged: LoggedFlag,
-    /// Whether it was logged that a client of it has as much as it may.
+    /// Whether it was logged that a client of it is at its limit.
     pub client_logged: LoggedFlag,
 }
 
-/// The hasher of the standard library has keys of its own: whoever chooses addresses does
-/// not choose where they are stored.
+/// Uses the hasher of the standard library, which has random keys, so that clients cannot choose
+/// addresses with equal hashes.
 #[derive(Debug, Default)]
 struct Clients {
     has: HashMap<IpAddr, Has>,
@@ -187,7 +186,7 @@ struct Clients {
 }
 
 impl Usage {
-    /// Returns a place among the `most` that the Service may have, if one is free.
+    /// Takes one of the `most` places of the Service, if one is free.
     pub fn place(self: &Arc<Self>, most: Option<NonZeroU32>) -> Option<Place> {
         let most = most.map_or(usize::MAX, |most| most.get() as usize);
         let more = |all| (all < most).then_some(all + 1);
@@ -195,13 +194,13 @@ impl Usage {
         Some(Place(Arc::clone(self)))
     }
 
-    /// Returns how many connections and UDP clients the Service has.
+    /// Number of connections and UDP clients of the Service.
     pub fn all(&self) -> usize {
         self.all.load(Relaxed)
     }
 }
 
-/// A place among what a Service may have; free again when this is dropped.
+/// A place towards the limit of a Service; freed when this is dropped.
 #[derive(Debug)]
 pub struct Place(Arc<Usage>);
 
@@ -212,8 +211,8 @@ impl Drop for Place {
 }
 
 impl Place {
-    /// Gives the place to `client` if it `may` have one more, given what it has and what all
-    /// clients of the Service have.
+    /// Gives the place to `client` if it `may` have another one, given its own usage and that of
+    /// all clients of the Service.
     pub fn give(
         self,
         client: IpAddr,
@@ -263,7 +262,7 @@ impl Drop for Counted {
     }
 }
 
-/// What each Service has open.
+/// The usage of each Service.
 #[derive(Debug)]
 pub struct Usages {
     services: Mutex<HashMap<ServiceName, Weak<Usage>>>,
@@ -271,7 +270,7 @@ pub struct Usages {
 }
 
 impl Usages {
-    /// Returns a value that counts clients in `shown`.
+    /// Counts clients in `shown`.
     pub fn new(shown: IntGauge) -> Usages {
         Usages {
             services: Mutex::default(),
@@ -279,7 +278,7 @@ impl Usages {
         }
     }
 
-    /// Returns the usage of `service`: the same value for all callers while one of them keeps it.
+    /// The usage of `service`: the same value for all callers while one of them keeps it.
     pub fn of(&self, service: &ServiceName) -> Arc<Usage> {
         let mut services = self.services.lock();
         if let Some(usage) = services.get(service).and_then(Weak::upgrade) {
@@ -302,7 +301,7 @@ impl Usages {
     }
 }
 
-/// Returns the address under which the caller of `flow` is counted.
+/// The address under which the client of `flow` is counted.
 pub fn client(flow: &Flow, known: &ClusterLocal) -> IpAddr {
     let ip = flow.client.ip().to_canonical();
     if known.is_node(flow) || known.has_pod(&ip) {

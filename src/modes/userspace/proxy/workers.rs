@@ -1,6 +1,5 @@
-//! The threads of the data path. Each has a runtime of its own, so that a
-//! connection lives and dies on one core; the kernel spreads new connections
-//! over them (SO_REUSEPORT).
+//! The threads of the data path. Each has its own runtime, so that a connection stays on one core;
+//! the kernel distributes new connections among them (SO_REUSEPORT).
 
 use std::{
     io, mem,
@@ -26,13 +25,13 @@ use super::{
 };
 use crate::kernel::socket::poller::{Poller, Remaining};
 
-/// The workers. They end, with the connections that they relay, when this and all that
-/// listens on them is dropped. All that listens is to be dropped first: then no socket of
-/// theirs is open any more when this is gone.
+/// The workers. They end, with the connections that they relay, when this and all their listeners
+/// are dropped. Drop the listeners first: then none of the workers' sockets is open after this is
+/// dropped.
 #[derive(Debug)]
 pub struct Workers {
     all: Vec<Arc<Worker>>,
-    /// Is disconnected once all of their threads have ended.
+    /// Disconnected once all threads have ended.
     ended: Mutex<Receiver<()>>,
 }
 
@@ -43,7 +42,7 @@ const END: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Worker {
     jobs: UnboundedSender<Job>,
-    /// Where the connections that it accepts are served.
+    /// Placement of the connections that it accepts.
     pub placement: Placement,
     /// Its TCP listeners.
     pub tcp: Arc<Poller<tcp::Listener>>,
@@ -55,7 +54,7 @@ impl Workers {
     /// Starts `count` workers, at least one.
     ///
     /// # Errors
-    /// When a thread or its runtime cannot be made.
+    /// When a thread or its runtime cannot be created.
     pub fn start(count: usize, shared: &Arc<Shared>) -> io::Result<Self> {
         let (running, ended) = channel();
         let channels = (0..count.max(1)).map(|_| unbounded_channel());
@@ -103,18 +102,17 @@ impl Workers {
         })
     }
 
-    /// Returns how many there are.
     pub fn count(&self) -> usize {
         self.all.len()
     }
 
-    /// Returns all of them, which this keeps.
+    /// The workers, without keeping them alive.
     #[cfg(test)]
     pub fn all(&self) -> Vec<std::sync::Weak<Worker>> {
         self.all.iter().map(Arc::downgrade).collect()
     }
 
-    /// Waits until each of them has run what it was given so far.
+    /// Waits until each worker has run all jobs that it was given so far.
     #[cfg(test)]
     pub fn wait(&self) {
         let (done, ran) = channel::<()>();
@@ -126,22 +124,21 @@ impl Workers {
         let _ = ran.recv();
     }
 
-    /// Returns `count` workers, the first of which is number `first` (modulo their
-    /// number).
+    /// Returns `count` workers, starting with number `first` (modulo the number of workers).
     pub fn some(&self, first: usize, count: usize) -> impl Iterator<Item = &Arc<Worker>> {
         let all = self.all.len();
         self.all.iter().cycle().skip(first % all).take(count)
     }
 
-    /// Returns the worker with this `number` (modulo their number).
+    /// The worker with this `number` (modulo the number of workers).
     pub fn one(&self, number: usize) -> &Worker {
         &self.all[number % self.all.len()]
     }
 }
 
 impl Drop for Workers {
-    /// Waits for the threads: another process may take the end of this one to mean that its sockets
-    /// are closed.
+    /// Waits for the threads: another process may conclude from the end of this one that its
+    /// sockets are closed.
     fn drop(&mut self) {
         drop(mem::take(&mut self.all));
         let _ = self.ended.lock().recv_timeout(END);
@@ -149,7 +146,7 @@ impl Drop for Workers {
 }
 
 impl Worker {
-    /// Runs the future that `start` makes on this worker.
+    /// Runs the future that `start` returns on this worker.
     pub fn spawn<F>(&self, start: impl FnOnce() -> F + Send + 'static)
     where
         F: Future<Output = ()> + 'static,
@@ -157,13 +154,14 @@ impl Worker {
         let job = move || {
             spawn_local(start());
         };
-        // A worker takes jobs until `self` is dropped.
+        // A worker accepts jobs until `self` is dropped.
         let _ = self.jobs.send(Box::new(job));
     }
 }
 
-/// Starts the thread of worker `number`, which runs `jobs` until there can be no more,
-/// and drops `running` at its end. A runtime of one thread cannot be made on another one.
+/// Starts the thread of worker `number`, which runs `jobs` until their sender is dropped, and then
+/// drops `running`. The runtime is created on the thread, because a single-threaded one cannot be
+/// created on another thread.
 fn start_thread(
     number: usize,
     jobs: UnboundedReceiver<Job>,

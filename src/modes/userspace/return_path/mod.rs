@@ -1,5 +1,5 @@
-//! The way back for answers to clients that endpoints see (`--userspace-transparent`):
-//! sends them to our sockets.
+//! The return path for answers to clients that are shown to endpoints (`--userspace-transparent`):
+//! delivers them to our sockets.
 //!
 //! ```text
 //! mangle PREROUTING → TRIPOD-TRANSPARENT
@@ -7,9 +7,8 @@
 //! rule 76: fwmark MARK lookup TABLE  local default
 //! ```
 //!
-//! All bits of the mark are ours, so that none of it is another program's: such a
-//! packet goes no further than to our socket. One rule serves all connections, whatever
-//! Services there are.
+//! All bits of the mark are ours, so that no other program uses a part of it: such a packet only
+//! goes to our socket. One rule serves all connections, whatever Services there are.
 
 use std::sync::Arc;
 
@@ -46,17 +45,17 @@ const OWNED: Owned = Owned {
 };
 /// The mark of packets for a socket of ours.
 const MARK: u32 = 0x5450_5448;
-/// Before the rules of local capture that match ports (77 and on), and outside of its tables. The
-/// rules of local capture at 75 and 76, for connections that go on after it, are for packets that
-/// this node sends, none of which has the mark.
+/// Before the rules of local capture that match ports (77 and above), and outside of its tables.
+/// The rules of local capture at 75 and 76, for connections that continue after it was retired,
+/// match packets that this node sends, none of which has the mark.
 const PRIORITY: u32 = 76;
 const TABLE: u32 = 0x5454_0000;
 
-/// Settings that make the kernel route the way back of a marked packet by
-/// its mark, find this node, and drop the packet (`fib_validate_source`).
+/// Setting that makes the kernel use the mark when it looks up the reverse route of a marked
+/// packet: it then finds this node, and drops the packet (`fib_validate_source`).
 const SRC_VALID_MARK: &str = "net/ipv4/conf/all/src_valid_mark";
 
-/// Returns what is to be in table mangle.
+/// The desired rules in table mangle.
 fn desired() -> RuleSet {
     let marking = xtables::rule::Rule::new()
         .with(Match::TransparentSocket)
@@ -70,7 +69,7 @@ fn desired() -> RuleSet {
             table: Table::Mangle,
             from: "PREROUTING",
             rule: xtables::rule::Rule::new().jump(CHAIN),
-            // After others' marks, which would replace ours.
+            // After marks of other programs, which would replace ours.
             place: Place::End,
         }],
     }
@@ -92,40 +91,39 @@ fn route(family: Family, loopback: u32) -> Route {
     }
 }
 
-/// Returns the steps that make tables, as they were `observed`, mark answers for us.
+/// The steps from the `observed` tables to the desired rules.
 fn repair(observed: &Observed, family: Family) -> Transaction<()> {
     difference(observed, &desired(), family)
 }
 
-/// Keeps the return path in force, or removed.
+/// Installs and maintains the return path, or removes it.
 #[derive(Debug)]
 pub struct ReturnPath {
     purpose: Purpose,
     transparent: Arc<Transparent>,
-    /// What works for each family, or why nothing does.
+    /// The writer of each family, or why there is none.
     writers: PerFamily<Result<Writer, String>>,
     logged: PerFamily<LogOnce>,
-    /// What failed for now, and is to be tried again soon.
+    /// Temporary failures, to be retried soon.
     unfinished: PerFamily<Option<String>>,
 }
 
-/// What the return path is for in this process.
+/// Purpose of the return path in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Endpoints are to see clients.
+    /// Endpoints see clients.
     ShowClients,
-    /// Endpoints are not to see clients: what an earlier process installed is removed.
+    /// Endpoints do not see clients: the return path of an earlier process is removed.
     RemoveStale,
-    /// Endpoints are not to see clients, and nothing is installed.
+    /// Endpoints do not see clients, and nothing is installed.
     Nothing,
 }
 
-/// What an operator should know of a family: that it works, or why not.
+/// A message about a family: that it works, or why not.
 pub type Message = Result<String, String>;
 
 impl ReturnPath {
-    /// Returns the return path for the data path's `transparent`, on a `kernel` that
-    /// was examined.
+    /// The return path for the data path's `transparent`, on an examined `kernel`.
     pub fn new(purpose: Purpose, transparent: Arc<Transparent>, kernel: &Kernel) -> Self {
         ReturnPath {
             purpose,
@@ -136,8 +134,8 @@ impl ReturnPath {
         }
     }
 
-    /// Compares the kernel with what it should have and repairs what is wrong, for
-    /// the `families` that are due. Returns what was not logged yet.
+    /// Compares the kernel with the desired state and repairs it, in the `families` that are due.
+    /// Returns new messages.
     pub async fn sync(&mut self, families: PerFamily<bool>) -> Vec<Message> {
         if !families.v4 && !families.v6 {
             return Vec::new();
@@ -165,7 +163,7 @@ impl ReturnPath {
         messages.collect()
     }
 
-    /// Records what became of `family`. Returns what was not logged yet.
+    /// Records the result of `family`. Returns a new message.
     fn record(&mut self, family: Family, outcome: Result<(), Failure>) -> Option<Message> {
         self.transparent.set_shown(family, outcome.is_ok());
         let without_effect = |why: &str| {
@@ -191,8 +189,7 @@ impl ReturnPath {
         (!new.is_empty()).then_some(message)
     }
 
-    /// Returns what failed for a temporary reason in `family`, with the reason; `None`: nothing
-    /// did.
+    /// The temporary failure of `family`, with its reason; `None` if there is none.
     pub fn unfinished(&self, family: Family) -> Option<&String> {
         self.unfinished.get(family).as_ref()
     }
@@ -208,7 +205,7 @@ impl ReturnPath {
         let writer = writer.map_err(|why| Failure::Lasting(why.clone()))?;
         route_marked(family).map_err(|e| Failure::Lasting(e.to_string()))?;
         match mark_answers(writer).await {
-            // What is in force stays so while another program has the lock.
+            // The applied rules stay while another program has the lock.
             Err(e) if e.is_passing() && self.transparent.is_shown(family) => Ok(()),
             Err(e) if e.is_passing() => Err(Failure::Passing(e.to_string())),
             other => other.map_err(|e| Failure::Lasting(e.to_string())),
@@ -216,15 +213,15 @@ impl ReturnPath {
     }
 }
 
-/// Why answers of a family are not sent here.
+/// Why answers of a family are not delivered to this process.
 enum Failure {
-    /// For a reason that will be the same the next time.
+    /// The reason is permanent.
     Lasting(String),
-    /// For a reason that may be over soon.
+    /// The reason is temporary.
     Passing(String),
 }
 
-/// Makes the kernel deliver packets with our mark here.
+/// Makes the kernel deliver packets with our mark to this node.
 fn route_marked(family: Family) -> Result<(), netlink::Error> {
     let mut socket = Socket::open(Protocol::Route)?;
     let loopback = links::index("lo")?;
@@ -248,8 +245,7 @@ async fn mark_answers(writer: &Writer) -> Result<(), xtables::Error> {
     writer.run(&transaction).await.map(drop)
 }
 
-/// Returns whether a process installed something. The routing rule is added first and
-/// removed last.
+/// Returns whether a process installed anything. The routing rule is added first and removed last.
 fn is_there() -> Result<bool, Error> {
     let mut socket = Socket::open(Protocol::Route)?;
     for family in Family::ALL {
@@ -265,12 +261,11 @@ pub fn rules_may_be_there() -> bool {
     OWNED.may_be_there()
 }
 
-/// Removes everything that is ever installed here, also what an earlier
-/// process left. Twice is harmless.
+/// Removes everything that is ever installed here, including leftovers of an earlier process.
+/// Idempotent.
 ///
 /// # Errors
-/// With the first thing that could not be removed; the others are removed all
-/// the same.
+/// The first thing that could not be removed; the others are removed all the same.
 pub async fn cleanup() -> Result<(), Error> {
     let removed = OWNED.remove(&Family::ALL, &Preserved::nothing()).await;
     let unrouted = Family::ALL.map(unroute);

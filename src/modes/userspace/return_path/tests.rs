@@ -13,7 +13,7 @@ use crate::{
 
 const BOTH: PerFamily<bool> = PerFamily { v4: true, v6: true };
 
-/// Returns all that is ours in the namespace's kernel, and the foreign rule.
+/// All our objects in the namespace's kernel, and the foreign rule.
 fn traces() -> String {
     let lines = sh("iptables-save -t mangle
          ip6tables-save -t mangle
@@ -77,7 +77,7 @@ fn the_way_of_answers_comes_is_repaired_and_goes() {
         both_families_have(&repaired, "-m socket --transparent", 0);
         both_families_have(&repaired, "fwmark 0x54505448", 0);
 
-        // A process without the flag removes what one with it left.
+        // A process without the flag removes the leftovers of one with it.
         let mut other = ReturnPath::new(Purpose::RemoveStale, transparent, &Kernel::default());
         assert_eq!(block_on(other.sync(BOTH)), []);
         let foreign = before.lines().filter(|line| !line.contains("eth9"));

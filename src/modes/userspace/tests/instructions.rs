@@ -1,4 +1,4 @@
-//! Planning and comparing, counted in instructions.
+//! Instruction counts of planning and comparing.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ fn node() -> NodeContext {
     }
 }
 
-/// Returns how many steps that takes.
+/// Number of steps from `applied` to the plan of `port`.
 fn steps(port: &ServicePort, applied: &Applied, node: &NodeContext) -> usize {
     let plans = plan::plan(port, SchedulerName::default());
     diff(plans, applied, node).open.len()

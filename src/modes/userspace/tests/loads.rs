@@ -1,4 +1,4 @@
-//! Loads of endpoints, also while they are not there.
+//! Loads of endpoints, including removed ones.
 
 use std::sync::atomic::Ordering::Relaxed;
 

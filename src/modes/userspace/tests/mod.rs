@@ -36,9 +36,9 @@ use crate::{
 /// Longer than anything here takes unless it hangs.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// For UDP flows that are idle.
+/// Idle timeout of UDP flows.
 const UDP_TIMEOUT: Duration = Duration::from_millis(300);
-/// Local ports for UDP flows.
+/// Number of local ports for UDP flows.
 const UDP_PORTS: usize = 64;
 
 /// A service group on loopback in front of `targets`.
@@ -133,7 +133,7 @@ impl Proxy {
         stream
     }
 
-    /// Returns the tries to reach endpoints since the number `after`.
+    /// The attempts to reach endpoints from number `after` on.
     fn dials(&self, protocol: Protocol, after: Option<u64>) -> Dials {
         let label = &self.listeners.group().label;
         let dials = &self.shared.dials;
@@ -159,7 +159,7 @@ fn plan(protocol: Protocol, targets: &[SocketAddr]) -> GroupPlan {
     plan
 }
 
-/// Returns a backend that handles each connection in a thread of its own.
+/// Starts a backend that handles each connection in a separate thread.
 fn backend(handle: impl Fn(TcpStream) + Clone + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -178,7 +178,7 @@ fn echo(mut stream: TcpStream) {
     let _ = stream.shutdown(Shutdown::Write);
 }
 
-/// Returns an address that refuses connections.
+/// An address that refuses connections.
 fn refusing() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap()
@@ -198,7 +198,7 @@ fn until(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// Bytes that repeat with no power of two, so that a chunk in the wrong place shows.
+/// Bytes that do not repeat at a power of two, so that a misplaced chunk is noticed.
 fn pattern(len: usize) -> Vec<u8> {
     (0..len)
         .map(|i| (i % 251) as u8 ^ (i / 65_521) as u8)

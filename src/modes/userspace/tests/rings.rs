@@ -9,10 +9,10 @@ use proptest::{
 use super::*;
 use crate::kernel::io_uring::or_skip;
 
-/// Connections at once: more than a worker needs to be busy.
+/// Number of simultaneous connections: enough to keep a worker busy.
 const CLIENTS: usize = 16;
 
-/// Returns a proxy whose workers have rings; `None`, with a message, where there can be none.
+/// A proxy whose workers have rings; `None`, with a message, if that is not possible.
 fn proxy(targets: &[SocketAddr]) -> Option<Proxy> {
     let rings = or_skip(Rings::make(2))?;
     let (node, tcp) = ("here", Protocol::Tcp);
@@ -23,7 +23,7 @@ fn moved_by_rings(proxy: &Proxy) -> u64 {
     proxy.shared.counters.connections_by_io_uring.get()
 }
 
-/// Sends `message` and reads as much, at once, so that neither side has to wait.
+/// Sends `message` and simultaneously reads the same length, so that neither side has to wait.
 fn exchange(client: &mut TcpStream, message: &[u8]) {
     thread::scope(|scope| {
         let mut writer = client.try_clone().unwrap();
@@ -42,7 +42,7 @@ fn exchange(client: &mut TcpStream, message: &[u8]) {
     });
 }
 
-/// What a client does.
+/// Actions of a client.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     /// This many messages of up to this many bytes.
@@ -126,8 +126,8 @@ fn whatever_connections_do_their_bytes_arrive_in_order_and_end_as_they_were_ende
     });
 }
 
-/// Returns a backend that answers each message of eight bytes with the same one, until `last`,
-/// which it is asked about first, says that a message was the last one.
+/// Starts a backend that echoes each message of eight bytes, until `last`, which is called first,
+/// says that the message was the last one.
 fn backend_until(
     last: impl Fn(&mut TcpStream, &[u8]) -> bool + Clone + Send + 'static,
 ) -> SocketAddr {
@@ -139,7 +139,7 @@ fn backend_until(
     })
 }
 
-/// Returns clients that have exchanged messages until io_uring moves them.
+/// Clients that have exchanged messages until io_uring moves them.
 fn busy_clients(proxy: &Proxy) -> Vec<TcpStream> {
     let mut clients: Vec<_> = (0..CLIENTS).map(|_| proxy.connect()).collect();
     let begun = Instant::now();

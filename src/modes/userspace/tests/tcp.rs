@@ -1,4 +1,4 @@
-//! TCP: bytes, ends and resets, and which endpoint has a connection.
+//! TCP: bytes, ends and resets, and assignment of connections to endpoints.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -12,8 +12,8 @@ fn is_reset(client: &mut TcpStream) {
     assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
 }
 
-/// Returns a backend that closes with unread bytes, which makes the kernel send a reset, as
-/// it does for a process that was killed.
+/// Starts a backend that closes with unread bytes, which makes the kernel send a reset, as for a
+/// killed process.
 fn dying() -> SocketAddr {
     backend(|s| {
         s.peek(&mut [0]).unwrap();
@@ -21,7 +21,7 @@ fn dying() -> SocketAddr {
     })
 }
 
-/// Asks an echo for a word.
+/// Exchanges a word with an echo server.
 fn greet(proxy: &Proxy) {
     let mut client = proxy.connect();
     client.write_all(b"hello").unwrap();
@@ -105,7 +105,7 @@ fn a_slow_reader_holds_the_sender_back_and_loses_nothing() {
 
 #[test]
 fn either_side_may_close_its_direction_first() {
-    // The backend speaks only after the client has ended, and the other way.
+    // The backend sends only after the client has ended, and the other way round.
     let after = backend(|mut s| {
         let mut all = Vec::new();
         s.read_to_end(&mut all).unwrap();
@@ -216,8 +216,8 @@ fn a_search_for_a_backend_ends_after_so_many_attempts() {
     assert_eq!(proxy.shared.counters.dial_failures.get(), 8);
 }
 
-/// Each endpoint is the one that some node's first client gets, and the same one after
-/// a restart.
+/// Each endpoint is chosen for some node's first client, and the same one is chosen after a
+/// restart.
 #[test]
 fn nodes_begin_with_different_endpoints() {
     let name = |n: u8| {
@@ -242,7 +242,7 @@ fn nodes_begin_with_different_endpoints() {
     assert!(!counts.contains(&0), "{counts:?}");
 }
 
-/// Nothing is gained by passing over the only endpoint there is.
+/// Skipping the only endpoint would not help.
 #[test]
 fn the_last_endpoint_is_tried_however_often_it_failed() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -272,8 +272,8 @@ fn what_a_dying_backend_did_not_read_goes_to_another() {
     }
 }
 
-/// An endpoint that takes connections and resets them some time later is treated as one that
-/// refuses: one connection at a time tries it, after 1 s and after 2 s more.
+/// An endpoint that accepts connections and resets them some time later is treated like one that
+/// refuses: one connection at a time tries it, after 1 s and after another 2 s.
 #[test]
 fn an_endpoint_that_accepts_and_resets_is_passed_over_for_longer_each_time() {
     let (calls, at_once, most) = <(Arc<_>, Arc<_>, Arc<_>)>::default();
@@ -367,7 +367,7 @@ fn the_service_decides_what_is_tried_again() {
         let reset = io::ErrorKind::ConnectionReset;
         let expected = if answered { Ok(()) } else { Err(reset) };
         assert_eq!(answer, expected, "{retry:?}, refused: {refused_first}");
-        // By then the first one is passed over.
+        // By then the first one is skipped.
         let mut client = proxy.connect();
         client.write_all(b"next").unwrap();
         client.read_exact(&mut [0; 4]).unwrap();

@@ -1,4 +1,4 @@
-//! UDP: which endpoint has a client, and for how long.
+//! UDP: assignment of clients to endpoints, and how long it lasts.
 
 use std::{net::IpAddr, os::fd::AsFd, sync::atomic::Ordering::Relaxed};
 
@@ -24,7 +24,7 @@ fn udp_backend(answer: impl Fn(&[u8]) -> Vec<u8> + Send + 'static) -> SocketAddr
     address
 }
 
-/// Returns an address that refuses datagrams.
+/// An address that refuses datagrams.
 fn refusing_udp() -> SocketAddr {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     socket.local_addr().unwrap()
@@ -41,7 +41,7 @@ fn ask(client: &UdpSocket, question: &[u8]) -> Vec<u8> {
 #[test]
 fn udp_clients_keep_their_backend_until_they_are_idle() {
     let name = |n: u8| udp_backend(move |q| [&[n], q].concat());
-    // Long enough for all questions, also on a slow machine.
+    // Long enough for all requests, even on a slow machine.
     let timeout = UDP_TIMEOUT * 10;
     let proxy = Proxy::with_udp_timeout(timeout, Protocol::Udp, &[name(1), name(2)]);
     let clients: Vec<UdpSocket> = (0..40).map(|_| proxy.udp_client()).collect();
@@ -94,7 +94,7 @@ fn who_follows_a_service_port_is_told_each_endpoint_of_a_client() {
     let own = client.local_addr().unwrap();
     let reported = tries.iter();
     let reported = reported.map(|dial| (dial.client, dial.endpoint, dial.error.is_none()));
-    // A flow begins before the endpoint may refuse it.
+    // A flow starts before the endpoint may refuse it.
     let expected = [
         (own, closed, true),
         (own, closed, false),
@@ -155,12 +155,12 @@ fn an_answer_of_an_endpoint_that_leaves_arrives() {
     slow.send_to(b"late", asker).unwrap();
     let n = client.recv(&mut buffer).unwrap();
     assert_eq!(&buffer[..n], b"late");
-    // Its answers and what it had open end with it, though.
+    // Its answers and its association end with it, though.
     let associations = &proxy.shared.counters.udp_associations;
     until("one is left at most", || associations.get() <= 1);
 }
 
-/// Policies, topology, weights and termination are about new flows.
+/// Policies, topology, weights and termination only apply to new flows.
 #[test]
 fn clients_of_an_endpoint_that_takes_no_new_ones_go_on_while_it_serves() {
     let name = |name: &'static [u8]| udp_backend(move |_| name.to_vec());
@@ -181,7 +181,7 @@ fn clients_of_an_endpoint_that_takes_no_new_ones_go_on_while_it_serves() {
     };
     assert_eq!(load(), Some(1));
 
-    // So do those that another process had, whichever endpoint their affinity may lead to.
+    // So do clients of another process, whichever endpoint their affinity may select.
     let limit = Arc::new(PinLimit::new(None, IntCounter::new("n", "n").unwrap()));
     let affinity = Arc::new(Affinity::new("test".into(), DEADLINE, &limit));
     let mut next = Proxy::with_udp_timeout(DEADLINE, Protocol::Udp, &[]);
@@ -201,7 +201,7 @@ fn clients_of_an_endpoint_that_takes_no_new_ones_go_on_while_it_serves() {
     }
 }
 
-/// Answers twice to each second datagram, so that a client asks twice before an answer.
+/// Answers twice to every second datagram, so that a client sends two before it gets an answer.
 fn udp_backend_of_pairs() -> SocketAddr {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let address = socket.local_addr().unwrap();
@@ -218,7 +218,7 @@ fn udp_backend_of_pairs() -> SocketAddr {
     address
 }
 
-/// Answers with the port that it was asked from.
+/// Answers with the source port of the request.
 fn udp_backend_of_ports() -> SocketAddr {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let address = socket.local_addr().unwrap();
@@ -230,7 +230,7 @@ fn udp_backend_of_ports() -> SocketAddr {
     address
 }
 
-/// Gives a flow with its socket to another proxy, as that of `client` to `endpoint`.
+/// Passes a flow with its socket to another proxy, as that of `client` to `endpoint`.
 fn pass_on(passed: &Association, next: &Proxy, client: &UdpSocket, endpoint: SocketAddr) {
     let socket = passed.as_fd().try_clone_to_owned().unwrap();
     let flow = PassedFlow {
@@ -284,7 +284,7 @@ fn a_flow_that_another_process_passed_on_keeps_its_socket() {
     for _ in 0..100 {
         assert_eq!(ask(&client, b"?"), asked, "and the old process takes none");
     }
-    // Whether it may end early follows from what was exchanged before as well.
+    // Earlier exchanges also count when deciding whether it may end early.
     let exchange = |proxy: &Proxy| {
         associations(proxy)
             .to_pass_on()
@@ -300,14 +300,14 @@ fn a_flow_that_another_process_passed_on_keeps_its_socket() {
     assert_eq!(exchange(&next), Some(expected));
     assert_ne!(ask(&other, b"?"), asked);
 
-    // Its socket is connected to another endpoint than was said.
+    // Its socket is connected to another endpoint than its record says.
     let third = next.udp_client();
     inherit(&third, udp_backend_of_ports());
     assert_ne!(ask(&third, b"?"), asked);
 }
 
-/// The second datagram of a client that got an answer to the first one, as of SIP or TURN,
-/// shows that the conversation goes on.
+/// The second datagram of a client that got an answer to the first one, as in SIP or TURN, shows
+/// that the conversation continues.
 #[test]
 fn while_there_are_many_udp_clients_those_that_asked_once_are_forgotten_sooner() {
     let backend = udp_backend_of_ports();
@@ -367,8 +367,8 @@ fn a_client_with_affinity_is_remembered_once_its_flow_begins() {
     assert_eq!(clients, [IpAddr::from([127, 0, 0, 1])]);
 }
 
-/// Asks again until there is an answer: what is dropped where ports are short is
-/// sent once more.
+/// Sends again until there is an answer: datagrams that are dropped because ports are short are
+/// repeated.
 fn insist(client: &UdpSocket, question: &[u8]) -> Vec<u8> {
     let begun = Instant::now();
     let mut answer = vec![0; 100];
@@ -399,6 +399,6 @@ fn many_udp_clients_are_served_through_few_ports() {
     let associations = usize::try_from(counters.udp_associations.get()).unwrap();
     assert!(associations <= UDP_PORTS * targets.len(), "{associations}");
     assert!(counters.udp_ended_early.get() > 0);
-    // A lack of ports is no failure of endpoints.
+    // A lack of ports does not count as a failure of endpoints.
     assert_eq!(counters.dial_failures.get(), 0);
 }

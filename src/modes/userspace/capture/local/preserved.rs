@@ -58,7 +58,7 @@ fn captured_whole(object: &Object) -> Option<IpAddr> {
     delivers.then(|| route.destination.addr())
 }
 
-/// What open connections need of the installed objects.
+/// The needs of open connections, by which installed objects are kept.
 pub struct Needed {
     /// The service addresses and ports of the connections.
     frontends: BTreeSet<SocketAddr>,

@@ -1,21 +1,21 @@
-//! For how long datagrams have been waiting in a listener's socket.
+//! How long datagrams have been waiting in a listener's socket.
 //!
-//! The kernel keeps some ten thousand of them. To begin a flow for each may take longer than the
-//! clients wait, while those that could still be served wait behind.
+//! The kernel queues some ten thousand of them. Starting a flow for each may take longer than the
+//! clients wait, while those that could still be served wait behind them.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::Duration,
 };
 
-/// A queue that was not empty for this long does not become so by serving everyone.
+/// A queue that has not been empty for this long will not become empty by serving everyone.
 const LONG: Duration = Duration::from_millis(250);
 
-/// What is said of a socket that was not read to its end.
+/// State of the queue of a socket.
 #[derive(Debug, Default)]
 pub struct Backlog {
-    /// The time, in milliseconds, since which there was always something to read; 0: there was not
-    /// when it was read last.
+    /// Time in milliseconds since which the queue has not been empty; 0 if it was empty at the last
+    /// read.
     since: AtomicU64,
 }
 
@@ -30,8 +30,8 @@ impl Backlog {
         self.since.store(0, Relaxed);
     }
 
-    /// Returns whether, at the time `now`, there has been something to read for so long that new
-    /// clients are to wait where there is little room for them.
+    /// Returns whether, at the time `now`, the queue has not been empty for so long that new
+    /// clients should wait if there is little room for them.
     pub fn is_long(&self, now: u64) -> bool {
         let since = self.since.load(Relaxed);
         since > 0 && u128::from(now.saturating_sub(since)) >= LONG.as_millis()

@@ -1,5 +1,5 @@
-//! How many UDP flows there may be, and which of them end early when there are many:
-//! the one that was idle for longest ends first.
+//! The number of UDP flows, and which of them end early when there are many: those that have been
+//! idle for longest.
 
 use std::{
     collections::VecDeque,
@@ -18,29 +18,28 @@ use tokio::{sync::Notify, time::Instant};
 
 use super::super::usage::Room;
 
-/// No flow is ended within this idle time, however many there are: its answer may be on
-/// the way.
+/// No flow is ended within this idle time, however many there are: its answer may be in flight.
 const SHORTEST: Duration = Duration::from_millis(250);
 
-/// This number of flows counts as few, however many there may be: some 25 MB of memory, half of it
-/// the kernel's.
+/// Number of flows that counts as few, whatever the maximum: some 25 MB of memory, half of it the
+/// kernel's.
 const FEW: usize = 4096;
 
-/// Flows that are examined for each new one, so that none has to wait for long.
+/// Number of flows that are examined for each new one, so that none has to wait for long.
 const EXAMINED: usize = 8;
 
-/// How far before the epoch times can be expressed, for flows that began in another
-/// process: longer than one may be idle.
+/// Range of times before the epoch, for flows that began in another process: longer than the
+/// maximum idle time.
 const BEFORE: Duration = Duration::from_secs(86_400);
 
 /// All UDP flows of the process, in the order of their last use.
 #[derive(Debug)]
 pub struct Flows {
-    /// The most flows that there may be: each takes a descriptor, and TCP needs some, too.
+    /// Maximum number of flows: each takes a descriptor, and TCP needs some, too.
     most: AtomicUsize,
-    /// The most flows to one endpoint that there may be.
+    /// Maximum number of flows to one endpoint.
     most_each: usize,
-    /// How long a flow may be idle while there are few.
+    /// Maximum idle time of a flow while there are few.
     timeout: Duration,
     epoch: Instant,
     state: Mutex<State>,
@@ -51,19 +50,19 @@ struct State {
     all: Queue,
     remotes: HashMap<SocketAddr, Queue>,
     services: HashMap<Arc<str>, Queue>,
-    /// The Services that have more than a quarter of the flows that there may be.
+    /// The Services that have more than a quarter of the maximum number of flows.
     large: Vec<Arc<str>>,
 }
 
-/// Flows, those that have been idle for longest first, roughly: one that was used
-/// since it was put here is put at the end when its turn comes.
+/// Flows, roughly those that have been idle for longest first: a flow that was used since it was
+/// put here moves to the end when its turn comes.
 #[derive(Debug, Default)]
 struct Queue {
     count: usize,
     entries: VecDeque<(Weak<Activity>, u64)>,
 }
 
-/// When a flow was last used, and whether it is to end.
+/// When a flow was last used, and whether it should end.
 #[derive(Debug)]
 pub struct Activity {
     /// Milliseconds after the epoch.
@@ -72,17 +71,17 @@ pub struct Activity {
     end: Notify,
 }
 
-/// Why there is no place for another flow.
+/// Why another flow is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Full {
-    /// There are as many as there may be, or this Service has as many as it may have while few are
-    /// left for others: flows take descriptors.
+    /// The maximum is reached, or this Service has its share while few flows are left for others:
+    /// flows take descriptors.
     All,
-    /// The endpoint has as many as it may have: flows take local ports.
+    /// The maximum for the endpoint is reached: flows take local ports.
     Endpoint,
 }
 
-/// A flow's place among all. Gives it back on drop.
+/// A flow's place among all, which is freed when this is dropped.
 #[derive(Debug)]
 pub struct Place {
     flows: Arc<Flows>,
@@ -92,8 +91,8 @@ pub struct Place {
 }
 
 impl Flows {
-    /// Returns an account of up to `most` flows, and `most_each` to one endpoint, each
-    /// of which may be idle for `timeout` while there are few.
+    /// Limits the number of flows to `most`, and to `most_each` to one endpoint. Each may be idle
+    /// for `timeout` while there are few.
     pub fn new(most: usize, most_each: usize, timeout: Duration) -> Arc<Self> {
         Arc::new(Flows {
             most: AtomicUsize::new(most.max(1)),
@@ -113,9 +112,9 @@ impl Flows {
         self.most.load(Relaxed)
     }
 
-    /// Returns the place of a new flow of `service` to `remote`, unless there are too many.
-    /// Also returns how many others were ended to make room: those of Services that have
-    /// many before those of others.
+    /// Takes a place for a new flow of `service` to `remote`, unless there are too many. Also
+    /// returns the number of flows that were ended to make room: first those of Services that have
+    /// many, then others.
     pub fn begin(
         self: &Arc<Self>,
         service: &Arc<str>,
@@ -127,7 +126,7 @@ impl Flows {
         let taken = self.taken(&state, service);
         let allowed = self.allowed(taken, self.most());
         let mut ended = state.end_idle(service, now, allowed);
-        // An endpoint without flows gets a queue only with its first one.
+        // An endpoint only gets a queue with its first flow.
         let of_remote = state.remotes.get_mut(&remote).map_or(0, |of_remote| {
             let allowed = self.allowed(of_remote.count, self.most_each);
             ended += of_remote.end_idle(now, allowed);
@@ -159,20 +158,20 @@ impl Flows {
         (Ok(place), ended)
     }
 
-    /// Returns how many flows there are for a new one of `service`: for a Service that has many,
-    /// what it must leave to others counts as taken.
+    /// Number of flows that counts for a new one of `service`: for a Service that has many, the
+    /// part that it must leave to others is added.
     fn taken(&self, state: &State, service: &Arc<str>) -> usize {
         let is_large = state.large.contains(service);
         state.all.count + if is_large { self.large() } else { 0 }
     }
 
-    /// Returns whether others end early for a new flow of `service`.
+    /// Returns whether other flows end early for a new flow of `service`.
     pub fn is_little_room(&self, service: &Arc<str>) -> bool {
         let taken = self.taken(&self.state.lock(), service);
         self.allowed(taken, self.most()).is_some()
     }
 
-    /// Returns what there is of flows, and how many of them `service` has.
+    /// The room for flows, and the number of flows of `service`.
     pub fn room(&self, service: &Arc<str>) -> (Room, usize) {
         let state = self.state.lock();
         let room = Room {
@@ -183,8 +182,8 @@ impl Flows {
         (room, of_service.map_or(0, |queue| queue.count))
     }
 
-    /// Ends the flow to `remote` that was idle for longest, if for long enough: there
-    /// was no port for another one. Returns how many were ended.
+    /// Ends the flow to `remote` that has been idle for longest, if that is long enough, because
+    /// there was no port for another one. Returns how many were ended.
     pub fn make_room(&self, remote: SocketAddr) -> usize {
         let now = self.now();
         let mut state = self.state.lock();
@@ -192,14 +191,14 @@ impl Flows {
         of_remote.map_or(0, |queue| queue.end_idle(now, Some(SHORTEST)))
     }
 
-    /// Returns whether there are so many that those which seem to be over should end: more
-    /// than an eighth of those that there may be, or than [`FEW`].
+    /// Returns whether there are so many flows that those which seem to be over should end: more
+    /// than an eighth of the maximum, or than [`FEW`].
     pub fn are_many(&self) -> bool {
         self.state.lock().all.count > FEW.min(self.most() / 8)
     }
 
-    /// Returns how long a flow may be idle when there are `count` of `most`; `None`: as
-    /// long as usual. From half of `most` on, the time shrinks as their number grows.
+    /// Maximum idle time of a flow when there are `count` of `most`; `None` for the usual time.
+    /// From half of `most` on, the time shrinks as their number grows.
     fn allowed(&self, count: usize, most: usize) -> Option<Duration> {
         let left = most.saturating_sub(count);
         if left > most / 2 {
@@ -209,12 +208,12 @@ impl Flows {
         Some(self.timeout.mul_f64(share).max(SHORTEST))
     }
 
-    /// Returns how many flows a Service may have while few are left for others.
+    /// Number of flows that a Service may have while few are left for others.
     fn large(&self) -> usize {
         self.most() / 4
     }
 
-    /// Returns the time, in milliseconds after some moment.
+    /// The time in milliseconds since a fixed moment.
     pub fn now(&self) -> u64 {
         let elapsed = self.epoch.elapsed().saturating_add(BEFORE);
         u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)
@@ -222,7 +221,7 @@ impl Flows {
 }
 
 impl State {
-    /// Adds a flow. Returns how many the Service has now.
+    /// Adds a flow. Returns the new number of flows of its Service.
     fn add(
         &mut self,
         service: &Arc<str>,
@@ -237,16 +236,16 @@ impl State {
         of_service.count
     }
 
-    /// Takes a flow out. Returns how many the Service has now.
+    /// Removes a flow. Returns the new number of flows of its Service.
     fn remove(&mut self, service: &Arc<str>, remote: SocketAddr) -> usize {
         self.all.count -= 1;
         remove(&mut self.remotes, &remote);
         remove(&mut self.services, service)
     }
 
-    /// Ends flows that were idle for longer than `allowed`, before another one of `service`
-    /// begins: its own if it has many, otherwise those of a Service that has, or of all if
-    /// none has. Returns how many.
+    /// Ends flows that have been idle for longer than `allowed`, before a new one of `service`
+    /// starts: those of `service` if it has many, otherwise those of another Service that has, or
+    /// of all if none has. Returns how many were ended.
     fn end_idle(&mut self, service: &Arc<str>, now: u64, allowed: Option<Duration>) -> usize {
         let large = self.large.iter().find(|large| *large == service);
         let large = large.or(self.large.first());
@@ -255,7 +254,8 @@ impl State {
     }
 }
 
-/// Takes a flow out of the `queues`: one that is left empty is removed. Returns how many are left.
+/// Removes a flow from `queues`, and its queue if that is then empty. Returns the number of flows
+/// left in it.
 fn remove<K: Eq + Hash>(queues: &mut HashMap<K, Queue>, key: &K) -> usize {
     let Some(queue) = queues.get_mut(key) else {
         return 0;
@@ -271,16 +271,16 @@ fn remove<K: Eq + Hash>(queues: &mut HashMap<K, Queue>, key: &K) -> usize {
 impl Queue {
     fn add(&mut self, activity: &Arc<Activity>, now: u64) {
         self.count += 1;
-        // Flows that ended are still in it.
+        // Ended flows are still in the queue.
         if self.entries.len() > 2 * self.count + 64 {
             self.entries.retain(|(flow, _)| flow.strong_count() > 0);
         }
         self.entries.push_back((Arc::downgrade(activity), now));
     }
 
-    /// Ends flows that were idle for longer than `allowed`; returns how many. At least one ends if
-    /// any of those that are examined was: of those that were used since they were put here, the
-    /// one that was idle for longest.
+    /// Ends flows that have been idle for longer than `allowed`; returns how many. If any of the
+    /// examined flows has, at least one ends: among those used since they were put here, the one
+    /// that has been idle for longest.
     fn end_idle(&mut self, now: u64, allowed: Option<Duration>) -> usize {
         let Some(allowed) = allowed else {
             return 0;
@@ -293,7 +293,7 @@ impl Queue {
         while examined < EXAMINED
             && let Some((flow, seen)) = self.entries.pop_front()
         {
-            // One that has ended is removed here, once.
+            // An ended flow is removed here, once.
             let Some(activity) = flow.upgrade().filter(|a| !a.ends.load(Relaxed)) else {
                 continue;
             };
@@ -330,17 +330,17 @@ impl Activity {
         self.end.notify_one();
     }
 
-    /// Returns whether the flow is to end.
+    /// Returns whether the flow should end.
     pub fn ends(&self) -> bool {
         self.ends.load(Relaxed)
     }
 
-    /// Wakes what waits for [`Activity::changed`].
+    /// Wakes the task that waits for [`Activity::changed`].
     pub fn wake(&self) {
         self.end.notify_one();
     }
 
-    /// Waits until the flow is to end, or something else about it changed.
+    /// Waits until the flow should end, or something else about it changed.
     pub async fn changed(&self) {
         self.end.notified().await;
     }
@@ -359,13 +359,11 @@ impl Place {
         self.activity.last_used.store(last_used, Relaxed);
     }
 
-    /// Returns the time since the flow was last used.
     pub fn idle(&self) -> Duration {
         let last_used = self.activity.last_used.load(Relaxed);
         Duration::from_millis(self.flows.now().saturating_sub(last_used))
     }
 
-    /// Returns the handle by which the flow is ended.
     pub fn activity(&self) -> &Activity {
         &self.activity
     }

@@ -43,44 +43,43 @@ use crate::{
     sched::Flow,
 };
 
-/// What all UDP flows of this process share.
+/// Resources shared by all UDP flows of this process.
 #[derive(Debug)]
 pub struct Resources {
     flows: Arc<Flows>,
     ports: Arc<LocalPorts>,
-    /// Whether it was logged that they run out.
+    /// Whether it was logged that descriptors or ports run out.
     exhaustion_logged: LoggedFlag,
-    /// How many associations have begun.
+    /// Number of associations that were started.
     begun: AtomicU64,
 }
 
-/// Returns how many flows take half of the descriptors that clients may have.
+/// Number of flows that take half of the clients' descriptors.
 fn most(descriptors: &Descriptors) -> usize {
     descriptors.for_clients() / 2
 }
 
 impl Resources {
-    /// Returns whether a client that has `flows` flows of `service` is to leave the rest to other
+    /// Returns whether a client that has `flows` flows of `service` should leave the rest to other
     /// clients of it.
     pub fn is_for_others(&self, service: &Arc<str>, flows: usize) -> bool {
         let (room, of_service) = self.flows.room(service);
         room.is_for_other_clients(flows, of_service)
     }
 
-    /// Allows as many flows as fit into the `descriptors` that listeners leave by now.
+    /// Adapts the maximum number of flows to the `descriptors` that listeners leave now.
     pub fn fit(&self, descriptors: &Descriptors) {
         self.flows.set_most(most(descriptors));
     }
 
-    /// Allows up to `most` flows.
+    /// Sets the maximum number of flows.
     #[cfg(test)]
     pub fn limit(&self, most: usize) {
         self.flows.set_most(most);
     }
 
-    /// Returns resources for flows that take at most half of the descriptors and of the
-    /// node's local `ports`: TCP and other programs on the node need the rest. Idle
-    /// flows end after `timeout`.
+    /// Limits flows to half of the descriptors and of the node's local `ports`: TCP and other
+    /// programs on the node need the rest. Idle flows end after `timeout`.
     pub fn new(descriptors: &Descriptors, ports: Arc<LocalPorts>, timeout: Duration) -> Self {
         Resources {
             flows: Flows::new(most(descriptors), ports.most(), timeout),
@@ -90,7 +89,7 @@ impl Resources {
         }
     }
 
-    /// Returns the number of a new association, from 1 on.
+    /// The number of a new association, starting with 1.
     fn next_number(&self) -> u64 {
         self.begun.fetch_add(1, Relaxed) + 1
     }
@@ -99,17 +98,16 @@ impl Resources {
 /// Size of the largest datagram (RFC 768: a 16-bit length), in bytes.
 const DATAGRAM: usize = 65_535;
 
-/// Which new clients are served.
+/// New clients that are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NewClients {
-    /// All for which another flow can end, if there is no room.
+    /// All clients; if there is no room, other flows end.
     All,
-    /// Those for which no other flow has to end early.
+    /// Clients for which no other flow has to end early.
     IfThereIsRoom,
 }
 
-/// Datagrams that one socket may hand over before the worker's other tasks
-/// get a turn.
+/// Number of datagrams that one socket may receive before the worker's other tasks get a turn.
 const TURN: usize = 64;
 
 struct Buffers {
@@ -124,25 +122,25 @@ thread_local! {
     });
 }
 
-/// An address that a service group listens on, on one worker.
+/// A listener of a service group on one worker.
 pub struct Listener {
     socket: std::net::UdpSocket,
     associations: Arc<Associations>,
     backlog: Backlog,
     closed: AtomicBool,
-    /// Whether another process receives there.
+    /// Whether another process receives on this socket.
     is_left: AtomicBool,
 }
 
 impl Listener {
-    /// Returns the address at which it listens, and its service group.
+    /// Its listening address and its service group.
     #[cfg(test)]
     pub fn place(&self) -> (io::Result<SocketAddr>, Arc<ServiceGroup>) {
         let group = Arc::clone(self.associations.group());
         (self.socket.local_addr(), group)
     }
 
-    /// Returns a listener for clients of `associations`; `socket` does not block.
+    /// A listener for clients of `associations`; `socket` is non-blocking.
     pub fn new(socket: std::net::UdpSocket, associations: Arc<Associations>) -> Self {
         Listener {
             socket,
@@ -153,12 +151,12 @@ impl Listener {
         }
     }
 
-    /// Whether another process receives there.
+    /// Returns whether another process receives on this socket.
     pub fn is_left(&self) -> bool {
         self.is_left.load(Relaxed)
     }
 
-    /// Ends the associations of clients that came in here.
+    /// Ends the associations of clients that arrived through this listener.
     pub fn close(self: &Arc<Self>) {
         self.closed.store(true, Relaxed);
         self.associations.end_at(self);
@@ -177,8 +175,8 @@ impl AsFd for Listener {
     }
 }
 
-/// Takes datagrams that clients sent to a `listener`, but not so many that others would
-/// wait for long. Returns whether there may be more. Runs inside a worker's runtime.
+/// Receives datagrams that clients sent to a `listener`, but not so many that others would wait for
+/// long. Returns whether there may be more. Runs inside a worker's runtime.
 pub fn receive(listener: &Arc<Listener>) -> Remaining {
     let clients = &listener.associations;
     let now = clients.now();
@@ -203,18 +201,18 @@ pub fn receive(listener: &Arc<Listener>) -> Remaining {
     Remaining::More
 }
 
-/// What wakes a task that waits for answers: a refusal comes as an error without
-/// anything to read (`udp(7)`).
+/// Events for which a task that waits for answers wakes up: a refusal is an error without anything
+/// to read (`udp(7)`).
 const ANSWER_OR_REFUSAL: Interest = Interest::READABLE.add(Interest::ERROR);
 
-/// Receives from a backend that is `ready` into the worker's buffer and hands
-/// the datagram to `deliver`.
+/// Receives from a backend that is `ready` into the worker's buffer and passes the datagram to
+/// `deliver`.
 fn receive_answer(
     backend: &UdpSocket,
     ready: Ready,
     deliver: impl FnOnce(&[u8]),
 ) -> io::Result<()> {
-    // `try_io` takes one interest only.
+    // `try_io` only accepts one interest.
     let interest = if ready.is_readable() {
         Interest::READABLE
     } else {
@@ -230,7 +228,7 @@ fn receive_answer(
     })
 }
 
-/// What a backend's socket is bound to, and gives back after the socket is closed.
+/// The address or port to which a backend's socket is bound. Must be dropped after the socket.
 #[derive(Debug)]
 enum Local {
     /// The client's own address and port.
@@ -239,15 +237,15 @@ enum Local {
     Port { _lease: PortLease },
 }
 
-/// Returns a socket that is connected to `to`, from the client's own address if `to`
-/// may see it; otherwise, or if that is not possible, from the node's.
+/// Creates a socket that is connected to `to`, from the client's own address if `to` may see it;
+/// otherwise, or if that is not possible, from the node's.
 fn connected(shared: &Shared, flow: &Flow, to: SocketAddr) -> Result<(UdpSocket, Local), Failure> {
     let transparent = &shared.transparent;
     if transparent.shows(flow, to) {
         let shown = open(to).and_then(|socket| {
             let bound = transparent.bind_udp(&socket, flow.client, to)?;
             socket.connect(&to.into())?;
-            // Until it was connected, it took what anyone sent to the client's port.
+            // Before it was connected, it received datagrams of anyone to the client's port.
             let mut buffer = [0];
             while recv(socket.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT).is_ok() {}
             let local = Local::Client { _bound: bound };

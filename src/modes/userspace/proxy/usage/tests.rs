@@ -94,7 +94,7 @@ fn services_that_are_gone_are_forgotten() {
     assert!(usages.services.lock().len() < 100);
 }
 
-/// Clients that take all they may of 20,000.
+/// Clients that take as much as they may of 20,000.
 #[test]
 fn several_clients_leave_room_to_another_one() {
     const TOTAL: usize = 20_000;
@@ -130,7 +130,7 @@ fn where_others_have_nearly_all_a_client_of_a_small_service_has_its_part() {
         free: 3_000,
         total: 20_000,
     };
-    // A client may have half of what the Service gets.
+    // A client may have half of its Service's share.
     assert!(!room.is_for_other_clients(4_498, 4_498));
     assert!(room.is_for_other_clients(4_502, 4_502));
     // A large Service has nothing left, and each client of it may only have little.
@@ -141,7 +141,7 @@ fn where_others_have_nearly_all_a_client_of_a_small_service_has_its_part() {
     assert!(few.is_for_other_clients(LEAST, 10));
 }
 
-/// Services that take all they may of 20,000.
+/// Services that take as much as they may of 20,000.
 #[test]
 fn several_services_leave_room_to_another_one() {
     const TOTAL: usize = 20_000;
@@ -163,7 +163,7 @@ fn several_services_leave_room_to_another_one() {
         assert!(has.iter().all(near), "{services}: {has:?}, not {each}");
         assert!(free(&has).abs_diff(each / 3) <= 8 * services);
     }
-    // Those that come later get three quarters of what the earlier ones left.
+    // Later Services get three quarters of what earlier ones left.
     let mut has = [0; 4];
     for n in 0..has.len() {
         while take(&mut has, n) {}

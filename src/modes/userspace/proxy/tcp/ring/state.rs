@@ -310,7 +310,7 @@ impl State {
         Some(connection.into_remainder(&mut self.ring))
     }
 
-    /// Returns the connection of this number, and the ring.
+    /// The connection with this number, and the ring.
     pub fn connection(&mut self, number: usize) -> Option<(&mut Connection, &mut Ring)> {
         let connection = self.connections.get_mut(number)?.as_mut()?;
         Some((connection, &mut self.ring))

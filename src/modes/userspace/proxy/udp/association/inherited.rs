@@ -1,5 +1,5 @@
-//! Clients of another process that have not sent anything to this one yet: the endpoints that
-//! they had, and the flows that the other process passed on with their sockets.
+//! Clients of another process that have not sent anything to this one yet: their endpoints, and the
+//! flows that the other process passed on with their sockets.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -19,52 +19,52 @@ use crate::kernel::socket::local_ports::PortLease;
 /// A flow that another process passed on.
 #[derive(Debug)]
 pub struct PassedFlow {
-    /// The address of the socket at which its client's datagrams came in.
+    /// The address of the socket that received its client's datagrams.
     pub listener: SocketAddr,
-    /// The socket that is connected to the endpoint.
+    /// The socket, connected to the endpoint.
     pub socket: Socket,
-    /// What was exchanged.
+    /// Datagrams exchanged so far.
     pub exchange: Exchange,
 }
 
-/// What a client and its endpoint exchanged.
+/// Datagrams exchanged by a client and its endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Exchange {
-    /// Datagrams of the client.
+    /// Number of the client's datagrams.
     pub sent: u32,
-    /// Answers that were passed on to it.
+    /// Number of answers that were forwarded to it.
     pub received: u32,
     /// Whether the client sent something after an answer.
     pub converses: bool,
 }
 
-/// What another process had for a client.
+/// A client of another process.
 pub(super) struct Inherited {
     pub(super) endpoint: SocketAddr,
     pub(super) passed: Option<Passed>,
 }
 
-/// A flow that this process can go on with.
+/// A flow that can continue in this process.
 pub(super) struct Passed {
     flow: PassedFlow,
     lease: PortLease,
-    /// How long it had not been used when it was passed on.
+    /// How long it had been idle when it was passed on.
     idle: Duration,
     since: Instant,
     _descriptor: Permits,
 }
 
-/// A flow that goes on.
+/// A flow that continues in this process.
 pub(super) struct Continued {
     pub(super) backend: UdpSocket,
     pub(super) local: Local,
     pub(super) exchange: Exchange,
-    /// How long it has not been used.
+    /// How long it has been idle.
     pub(super) idle: Duration,
 }
 
 impl Passed {
-    /// Returns the flow, of which the other process reads no more answers.
+    /// Takes over the flow. The other process reads no more answers of it.
     pub(super) fn take_over(self) -> io::Result<Continued> {
         let PassedFlow {
             socket, exchange, ..
@@ -84,12 +84,12 @@ impl Passed {
 #[derive(Default)]
 pub(super) struct InheritedClients {
     clients: HashMap<Key, Inherited>,
-    /// From this time on they are like new ones.
+    /// When they expire and are treated like new clients.
     until: Option<Instant>,
 }
 
 impl InheritedClients {
-    /// Returns whether there were any within the time that a flow may be idle.
+    /// Returns whether there were any within the maximum idle time of a flow.
     fn are_any(&self) -> bool {
         self.until.is_some()
     }
@@ -107,16 +107,16 @@ impl InheritedClients {
 }
 
 impl Associations {
-    /// Makes clients go on with their endpoints, as [`Associations::assigned`] of
-    /// another process says.
+    /// Keeps clients on their endpoints, as returned by [`Associations::assigned`] of another
+    /// process.
     pub fn inherit(&self, clients: impl Iterator<Item = (Key, SocketAddr, Duration)>) {
         for (key, endpoint, idle) in clients {
             self.add_inherited(key, endpoint, idle, None);
         }
     }
 
-    /// Makes a client go on with its flow, of which another process passed on the socket: at once
-    /// when this process listens where its datagrams come in, or with its next datagram.
+    /// Continues a client's flow with the socket that another process passed on: at once when this
+    /// process listens on the address that receives its datagrams, or with its next datagram.
     pub fn inherit_flow(
         &self,
         (key, endpoint, idle): (Key, SocketAddr, Duration),
@@ -149,7 +149,7 @@ impl Associations {
         inherited.until = Some(Instant::now() + timeout);
         let has_socket = passed.is_some();
         let client = Inherited { endpoint, passed };
-        // The client may have another flow since the first one was passed on.
+        // The client may have started another flow after the first one was passed on.
         match inherited.clients.entry(key) {
             Entry::Occupied(mut there) if has_socket => drop(there.insert(client)),
             Entry::Occupied(_) => {}
@@ -157,13 +157,13 @@ impl Associations {
         }
     }
 
-    /// Closes the sockets of flows with which this process could not go on: it listens elsewhere,
-    /// and their clients sent nothing within the time that a flow may be idle.
+    /// Closes the sockets of flows that could not continue: this process does not listen on their
+    /// address, and their clients sent nothing within the maximum idle time of a flow.
     pub fn drop_expired(&self) {
         self.inherited.lock().drop_expired();
     }
 
-    /// Returns the clients whose flows can go on because a socket listens at `address`.
+    /// The clients whose flows can continue because a socket listens on `address`.
     pub fn passed_at(&self, address: SocketAddr) -> Vec<Key> {
         let inherited = self.inherited.lock();
         let came_in_there = |client: &Inherited| {
@@ -175,11 +175,11 @@ impl Associations {
         there.map(|(key, _)| *key).collect()
     }
 
-    /// Goes on with the flows of `clients` that another process passed on. Answers go out by
+    /// Continues the flows of `clients` that another process passed on. Answers are sent through
     /// `listener`. Runs inside a worker's runtime.
     pub fn go_on(self: &Arc<Self>, listener: &Arc<Listener>, clients: &[Key]) {
         for key in clients {
-            // Held until its association is there: the client's next datagram may be at another
+            // Held until the association exists: the client's next datagram may arrive at another
             // worker, which would choose an endpoint.
             let mut inherited = self.inherited.lock();
             let Some(client) = inherited.take(key) else {
@@ -191,7 +191,7 @@ impl Associations {
         }
     }
 
-    /// Begins the association of a client that has none here.
+    /// Starts the association of a client that has none in this process.
     pub(super) fn begin_first(
         self: &Arc<Self>,
         key: Key,
@@ -205,7 +205,7 @@ impl Associations {
         }
         let may_be_known = inherited.are_any();
         drop(inherited);
-        // Another worker may have gone on with its flow a moment ago.
+        // Another worker may just have continued its flow.
         let known = may_be_known.then(|| self.table.lock().get(&key).cloned());
         known.flatten().or_else(|| begin(None))
     }

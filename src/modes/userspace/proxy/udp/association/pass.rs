@@ -1,5 +1,5 @@
-//! Flows that this process passes on to the one that takes over, with their sockets: endpoints
-//! see the same source port as before.
+//! Flows that this process passes to its successor, with their sockets, so that endpoints see the
+//! same source port as before.
 
 use std::{
     net::SocketAddr,
@@ -11,9 +11,9 @@ use std::{
 use super::{super::Local, Association, Associations, Exchange, Key};
 
 impl Associations {
-    /// Returns the flows that another process can go on with. Flows that are bound to the client's
-    /// own address are left out, as that process binds the same address. So are those that another
-    /// process goes on with already, which passes them on itself.
+    /// The flows that can continue in another process. Excludes flows that are bound to the
+    /// client's own address, because that process binds the same address, and flows that already
+    /// continue in another process, which passes them on itself.
     pub fn to_pass_on(&self) -> Vec<Arc<Association>> {
         let table = self.table.lock();
         let all = table.values();
@@ -26,23 +26,22 @@ impl Associations {
 }
 
 impl Association {
-    /// Returns its number among this process's flows.
+    /// Number that identifies it within this process.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// Returns the address at which its client's datagrams come in; `None`: the kernel does
-    /// not say.
+    /// The address that receives its client's datagrams; `None` if the kernel does not return it.
     pub fn listener(&self) -> Option<SocketAddr> {
         self.listener.socket.local_addr().ok()
     }
 
-    /// Returns its client with its endpoint, and how long it has been silent.
+    /// Its client, the endpoint, and how long it has been idle.
     pub fn assigned(&self) -> (Key, SocketAddr, Duration) {
         (self.key, self.lease.endpoint().address, self.place.idle())
     }
 
-    /// Returns what was exchanged.
+    /// Datagrams exchanged so far.
     pub fn exchange(&self) -> Exchange {
         Exchange {
             sent: self.sent.load(Relaxed),
@@ -64,11 +63,11 @@ impl AsFd for Association {
     }
 }
 
-/// Who reads the answers of a flow.
+/// The process that reads the answers of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reader {
     /// This process, as before it gave way.
     ThisProcess,
-    /// The one that takes over.
+    /// The process that takes over.
     Successor,
 }

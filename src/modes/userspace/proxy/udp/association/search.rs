@@ -1,4 +1,4 @@
-//! The endpoint of a new UDP client, and the way there.
+//! Finds the endpoint of a new UDP client, and starts the flow to it.
 
 use std::{fmt, io, net::SocketAddr};
 
@@ -20,11 +20,11 @@ use super::{
 };
 use crate::{kernel::socket::local_ports::Failure, sched::Flow};
 
-/// How many endpoints may be found to have as many flows as there are local ports before a datagram
-/// of a new client is dropped; idle flows of each are ended meanwhile.
+/// Number of endpoints that may turn out to have no local port left before a new client's datagram
+/// is dropped; meanwhile, idle flows of each are ended.
 const MOST_FULL: usize = 8;
 
-/// An endpoint that takes a client.
+/// An endpoint that accepts a client.
 pub(super) struct Found {
     pub(super) endpoint: Endpoint,
     pub(super) flow: Begun,
@@ -34,23 +34,23 @@ pub(super) struct Found {
 pub(super) struct Begun {
     /// Socket that is connected to the endpoint.
     pub(super) backend: UdpSocket,
-    /// What `backend` is bound to.
+    /// The address or port to which `backend` is bound.
     pub(super) local: Local,
     pub(super) place: Place,
-    /// What was exchanged in another process.
+    /// Datagrams exchanged in another process.
     pub(super) exchange: Exchange,
 }
 
-/// Why a flow to an endpoint does not begin.
+/// Why a flow to an endpoint did not start.
 enum NotBegun {
-    /// Calls of the endpoint come back to this process.
+    /// Datagrams to the endpoint would come back to this process.
     ComesBack,
     Full(Full),
     Failed(Failure),
 }
 
 impl Associations {
-    /// Returns an endpoint for a client that is not among `tried`: the one that it had in another
+    /// Finds an endpoint for a client that is not among `tried`: the one that it had in another
     /// process, if that can be reached. Endpoints that cannot be reached are added to `tried`.
     pub(super) fn find(
         &self,
@@ -91,7 +91,7 @@ impl Associations {
                 Err(NotBegun::Failed(Failure::Other(e))) if descriptors::exhausted(&e) => {
                     return self.exhausted("file descriptors");
                 }
-                // Most often, there is no route to it.
+                // Usually there is no route to it.
                 Err(NotBegun::Failed(Failure::Other(e))) => {
                     self.unreachable(key, &endpoint, tried, &e);
                 }
@@ -99,8 +99,8 @@ impl Associations {
         }
     }
 
-    /// Returns the endpoint for a client, the one that was `inherited` if flows go on there, and
-    /// the flow to it.
+    /// Chooses the endpoint for a client, the `inherited` one if flows may continue there, and
+    /// starts the flow to it.
     fn choose(
         &self,
         key: Key,
@@ -162,7 +162,7 @@ impl Associations {
         })
     }
 
-    /// Records that the endpoint cannot be reached from here; another one may be.
+    /// Records that the endpoint cannot be reached from this node; another one may be.
     fn unreachable(&self, key: Key, endpoint: &Endpoint, tried: &mut Tried, error: &io::Error) {
         tracing::trace!(service = %self.label(), endpoint = %endpoint.address, "{error}");
         self.group.failed(endpoint.address);
@@ -171,7 +171,7 @@ impl Associations {
         tried.add(endpoint.address);
     }
 
-    /// Tells those who follow the ServicePort how a try ended.
+    /// Logs the outcome of an attempt for those who follow the ServicePort.
     pub(super) fn remember(
         &self,
         (client, _): Key,
@@ -187,8 +187,8 @@ impl Associations {
         self.shared.dials.add(self.label(), Protocol::Udp, dial);
     }
 
-    /// Logs that there is not enough of `what` for another client, which no other endpoint could
-    /// change. Returns `None`.
+    /// Logs that there is not enough of `what` for another client, so that trying another endpoint
+    /// would not help. Returns `None`.
     pub(super) fn exhausted<T>(&self, what: &str) -> Option<T> {
         self.shared.counters.udp_exhausted.inc();
         if self.shared.udp.exhaustion_logged.is_first() {

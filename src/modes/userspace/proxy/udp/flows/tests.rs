@@ -63,7 +63,7 @@ async fn the_more_flows_the_sooner_the_most_idle_ends() {
         places.push(begin_of(&flows, n % 5, 1));
         advance(Duration::from_millis(10)).await;
     }
-    // Three quarters: half the time.
+    // Three quarters are taken: half the time.
     advance(TIMEOUT / 2 - Duration::from_secs(2)).await;
     places[0].used();
     places.push(begin(&flows, 2));
@@ -103,7 +103,7 @@ async fn there_are_never_too_many_and_none_that_waits_for_its_answer_ends() {
 #[tokio::test(start_paused = true)]
 async fn one_ends_for_each_new_client_although_all_were_used_since_they_began() {
     let flows = Flows::new(40, 100, TIMEOUT);
-    // Those that have ended do not count among those that are examined.
+    // Ended flows do not count among the examined ones.
     drop([(); 2 * EXAMINED].map(|()| begin(&flows, 1)));
     let mut places: Vec<Place> = (0..40).map(|n| begin_of(&flows, n, 1)).collect();
     for place in places.iter().rev() {
@@ -124,7 +124,7 @@ async fn a_service_with_many_flows_leaves_places_and_time_to_others() {
     let flows = Flows::new(100, 1000, TIMEOUT);
     let quiet: Vec<Place> = (0..10).map(|_| begin(&flows, 1)).collect();
     advance(TIMEOUT / 2).await;
-    // So that none of its own may be ended.
+    // The Service is large now, so that none of its own flows may be ended.
     let mut flood: Vec<Place> = Vec::new();
     let full = loop {
         match flows.begin(&service(2), remote(2)) {
@@ -136,14 +136,14 @@ async fn a_service_with_many_flows_leaves_places_and_time_to_others() {
         }
     };
     assert_eq!((full, flood.len()), (Full::All, 65));
-    // It goes on with what it has as soon as any of it may end.
+    // The Service can replace its own flows as soon as any of them may end.
     advance(SHORTEST * 2).await;
     let (refused, ended) = flows.begin(&service(2), remote(2));
     assert_eq!((refused.err(), ended), (Some(Full::All), EXAMINED));
     flood.retain(|place| !ends(place));
     flood.push(begin(&flows, 2));
-    // Others have the last quarter, and idle flows of the Service that has many are
-    // ended for them, however long others were idle.
+    // Others get the last quarter, and idle flows of the large Service are ended for them, however
+    // long others have been idle.
     advance(TIMEOUT / 3).await;
     let mut ended = 0;
     for _ in 0..20 {
