@@ -156,6 +156,7 @@ impl NodePortRelay {
         reports
     }
 
+    /// The missing listeners of `family`: not opened, or ended by another program.
     pub fn missing_listeners(&self, family: Family) -> Vec<Difference> {
         let failed = self.families.get(family).failed();
         self.executor.missing_listeners(family, failed)

@@ -32,6 +32,7 @@ pub(super) const IF_TAKEN: &str = "bind it to one address, or use --userspace-ca
 /// Settings of the mode.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// Name of this node.
     pub node: Arc<str>,
     /// `--proxy-port-range`: local ports for redirect capture; `None` for free ports that the
     /// kernel picks.

@@ -52,7 +52,7 @@ struct Known {
 pub struct FlowToPass {
     /// The flow, whose socket is passed along.
     pub flow: Arc<Association>,
-    /// The encoded [`FlowRecord`].
+    /// The encoded record for the other process.
     pub record: Vec<u8>,
 }
 
