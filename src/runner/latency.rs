@@ -14,7 +14,7 @@ use crate::services::{Changes, ServiceName};
 /// Times of changes that are not applied yet.
 #[derive(Debug)]
 pub(super) struct Triggers {
-    /// Changes before this time are not counted: they were left to an earlier process.
+    /// Changes before this time are not counted: an earlier process applied them, or failed.
     since: SystemTime,
     pending: PerFamily<BTreeMap<ServiceName, BTreeSet<SystemTime>>>,
 }

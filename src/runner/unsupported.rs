@@ -120,8 +120,8 @@ fn log_ended(before: &Removed, now: &UnsupportedPreferences, map: &ServiceMap) {
 /// Reasons that were reported of each Service, each with one of the affected ports.
 type Removed = HashMap<ServiceName, BTreeMap<Reason, ServicePortName>>;
 
-/// Removes and returns what was reported of the ServicePorts of `changes`,
-/// which are of `family`.
+/// Removes and returns the entries of `family` that `changes` concern: all of them if these are
+/// full.
 fn remove(services: &mut UnsupportedPreferences, family: Family, changes: &Changes) -> Removed {
     let mut removed = Removed::new();
     if changes.full {
