@@ -1,5 +1,6 @@
 //! The mode that a kernel gets, and switching from one mode to another.
 
+mod begun;
 mod changes;
 mod choosing;
 mod confined;
