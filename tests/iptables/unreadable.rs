@@ -67,9 +67,9 @@ fn changes_are_in_force_while_rules_cannot_be_read() {
     });
 }
 
-/// Native rules of nft in table mangle, which contains nothing of Services.
-#[test]
-fn a_mangle_table_that_cannot_be_read_stops_no_comparison() {
+/// Flushes `chain` of table nat while table mangle, on which no Service depends, has rules of nft's
+/// own. When Services are served again, `then` gets the program.
+fn mangle_stops_no_comparison(flags: &[&str], chain: &str, then: fn(&Tripod)) {
     Lab::run(|lab| {
         let uses_nft = lab.node.show("iptables --version").contains("nf_tables");
         if !uses_nft {
@@ -79,8 +79,9 @@ fn a_mangle_table_that_cannot_be_read_stops_no_comparison() {
         lab.publish(&web, &["a"]);
         let mut command = lab.node.command(tripod_binary());
         command
-            .args(["--proxy-mode=iptables", "--strict-proxy-mode"])
-            .args(["--iptables-sync-period=1s", "--hostname-override=node"])
+            .args(["--strict-proxy-mode", "--iptables-sync-period=1s"])
+            .args(flags)
+            .arg("--hostname-override=node")
             .args(["--cluster-cidr=10.244.0.0/24,fd00:244::/64", "--manifests"])
             .arg(lab.manifests());
         let tripod = Tripod::start_on(&lab.node, command);
@@ -109,7 +110,7 @@ fn a_mangle_table_that_cannot_be_read_stops_no_comparison() {
             "{saved}"
         );
         for program in ["iptables", "ip6tables"] {
-            lab.node.show(&format!("{program} -t nat -F KUBE-SERVICES"));
+            lab.node.show(&format!("{program} -t nat -F {chain}"));
         }
         answers("what another program removed comes back");
         let diff = get(&lab.node, ([127, 0, 0, 1], 10249).into(), "/v1/diff").expect("an answer");
@@ -117,7 +118,23 @@ fn a_mangle_table_that_cannot_be_read_stops_no_comparison() {
             diff.starts_with("HTTP/1.1 200") && !diff.contains("incompatible"),
             "{diff}"
         );
+        then(&tripod);
+    });
+}
+
+#[test]
+fn a_mangle_table_that_cannot_be_read_stops_no_comparison() {
+    mangle_stops_no_comparison(&["--proxy-mode=iptables"], "KUBE-SERVICES", |tripod| {
         let unread = ["table mangle holds rules of nft's own", "are compared"];
         assert_eq!(tripod.logged(&unread), 2, "once a family: {}", tripod.log());
+    });
+}
+
+/// Redirect capture has nothing in table mangle.
+#[test]
+fn a_mangle_table_that_cannot_be_read_stops_no_redirect() {
+    let flags = ["--proxy-mode=userspace", "--userspace-capture=redirect"];
+    mangle_stops_no_comparison(&flags, "TRIPOD-USERSPACE", |tripod| {
+        assert_eq!(tripod.logged(&["ERROR"]), 0, "{}", tripod.log());
     });
 }

@@ -155,9 +155,19 @@ impl Xtables {
     /// # Errors
     /// When none works, or when some did not answer; with each one's message.
     pub async fn chosen(search: &Search<'_>) -> Result<(Xtables, Engine), Error> {
+        Xtables::chosen_of(Xtables::installed(search.family), search).await
+    }
+
+    /// As [`chosen`](Self::chosen), of these `programs`.
+    async fn chosen_of(
+        programs: impl Iterator<Item = Xtables>,
+        search: &Search<'_>,
+    ) -> Result<(Xtables, Engine), Error> {
         let family = search.family;
         let (mut found, mut reasons, mut unanswered) = (Vec::new(), Vec::new(), false);
-        for xtables in Xtables::installed(family) {
+        // One that can read the tables of Services, but not mangle.
+        let mut without_mangle = None;
+        for xtables in programs {
             let engine = match xtables.engine().await {
                 Ok(engine) if found.iter().any(|(_, seen)| *seen == engine) => continue,
                 engine => engine,
@@ -175,6 +185,9 @@ impl Xtables {
                 Err(error) => {
                     unanswered |= error.is_unanswered();
                     reasons.push(error.to_string());
+                    if error.is_about_mangle() && xtables.reads_other_tables().await {
+                        without_mangle = Some((xtables, Engine::NfTables));
+                    }
                 }
             }
         }
@@ -187,7 +200,7 @@ impl Xtables {
             return Err(Error::Unknown { family, reason });
         }
         match found.len() {
-            0 => Err(Error::Unusable { family, reason }),
+            0 => without_mangle.ok_or(Error::Unusable { family, reason }),
             1 => Ok(found.swap_remove(0)),
             _ => {
                 let signs = match signs(&found).await {
@@ -247,6 +260,16 @@ impl Xtables {
             return Err(error);
         }
         Ok(())
+    }
+
+    /// Returns whether iptables-nft can read each table that all modes need.
+    async fn reads_other_tables(&self) -> bool {
+        for table in [Table::Filter, Table::Nat] {
+            if self.read(Some(table.name()), |_| {}).await.is_err() {
+                return false;
+            }
+        }
+        true
     }
 
     /// # Errors
@@ -412,6 +435,33 @@ mod tests {
     const OF_NFT: &str = "nft 'add table ip nat
         add chain ip nat PREROUTING { type nat hook prerouting priority -100; }
         add rule ip nat PREROUTING tcp dport 99 dnat to 10.2.2.2:9'";
+
+    const MANGLE_OF_NFT: &str = "nft 'add table ip mangle
+        add chain ip mangle PREROUTING { type filter hook prerouting priority -150; }
+        add rule ip mangle PREROUTING meta mark set numgen inc mod 2'";
+
+    /// Only table mangle, in which few packets of Services match a rule.
+    #[test]
+    fn a_mangle_table_that_cannot_be_read_leaves_iptables_nft_if_it_is_alone() {
+        in_namespace(|| {
+            sh(MANGLE_OF_NFT);
+            block_on(async {
+                let search = Search::new(Family::V4);
+                let (nft, legacy) = (of(Engine::NfTables).await, of(Engine::Legacy).await);
+                let (_, engine) = Xtables::chosen(&search).await.unwrap();
+                assert_eq!(engine, Engine::Legacy);
+                let alone = [nft.clone()].into_iter();
+                let (_, engine) = Xtables::chosen_of(alone, &search).await.unwrap();
+                assert_eq!(engine, Engine::NfTables);
+                let both = [nft.clone(), legacy].into_iter();
+                let (_, engine) = Xtables::chosen_of(both, &search).await.unwrap();
+                assert_eq!(engine, Engine::Legacy);
+                sh(OF_NFT);
+                let chosen = Xtables::chosen_of([nft].into_iter(), &search).await;
+                assert!(matches!(chosen, Err(Error::Unusable { .. })), "{chosen:?}");
+            });
+        });
+    }
 
     #[test]
     fn a_table_that_iptables_cannot_read_is_not_taken_for_an_empty_one() {

@@ -92,6 +92,13 @@ pub enum Error {
 const LOCKED: &str = "holding the xtables lock";
 
 impl Error {
+    /// Returns true if only table mangle is known to be unreadable, on which few packets of
+    /// Services depend.
+    pub fn is_about_mangle(&self) -> bool {
+        let table = Table::Mangle;
+        matches!(self, Error::Incompatible { table: unread, .. } if *unread == table)
+    }
+
     /// Returns true if a privilege is missing, not a feature.
     pub fn is_permission(&self) -> bool {
         match self {

@@ -20,12 +20,7 @@ const OLD: &str = "KUBE-XLB-";
 pub async fn observe(writer: &Writer) -> Result<(Observed, Option<Error>), Error> {
     match writer.observe(interest, &Table::ALL, |_, _| {}).await {
         Ok(observed) => Ok((observed, None)),
-        Err(
-            unread @ Error::Incompatible {
-                table: Table::Mangle,
-                ..
-            },
-        ) => {
+        Err(unread) if unread.is_about_mangle() => {
             let others = [Table::Filter, Table::Nat];
             let observed = writer.observe(interest, &others, |_, _| {}).await?;
             Ok((observed, Some(unread)))

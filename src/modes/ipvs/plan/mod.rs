@@ -24,7 +24,7 @@ use net::{Family, Protocol};
 pub use self::{
     node_context::NodeContext,
     options::{LINK, Options, ROUND_ROBIN, is_excluded},
-    rules::{NonEmptySets, interest, rules},
+    rules::{MATCHED_IN_MANGLE, NonEmptySets, interest, rules},
     servers::{VirtualServer, asked_scheduler},
     sets::{Member, Set},
     unsupported::unsupported,

@@ -1,7 +1,7 @@
 //! The rules around the virtual servers. Their number does not depend on the number of Services:
 //! everything that grows with Services is in the sets.
 
-use enumset::EnumSet;
+use enumset::{EnumSet, enum_set};
 use net::{Family, Protocol};
 use xtables::{
     desired::{FixedChain, Jump, Place, RuleSet},
@@ -16,6 +16,9 @@ use crate::modes::masquerade::{forwarding, marking, masquerading};
 
 /// Which sets of a family have members.
 pub type NonEmptySets = EnumSet<Set>;
+
+/// The sets of which only the rules in table mangle keep callers out.
+pub const MATCHED_IN_MANGLE: NonEmptySets = enum_set!(Set::NotFromNode);
 
 const SERVICES: &str = "KUBE-SERVICES";
 const POSTROUTING: &str = "KUBE-POSTROUTING";

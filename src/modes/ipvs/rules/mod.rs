@@ -41,6 +41,8 @@ struct InForce {
     sets: Option<NonEmptySets>,
     /// Why the rules are not as they should be.
     failure: Option<String>,
+    /// Why table mangle could not be read when the other rules were put in force.
+    unread: Option<String>,
     /// How many attempts to write rules failed since that was asked last.
     failures: u32,
 }
@@ -52,10 +54,12 @@ impl InForce {
         self.sets = self.sets.map(|before| before & non_empty);
     }
 
-    /// Records that the rules for the case that the `non_empty` sets have members are applied.
-    fn set(&mut self, non_empty: NonEmptySets) {
+    /// Records that the rules for the case that the `non_empty` sets have members are applied,
+    /// apart from those of a table that is `unread`.
+    fn set(&mut self, non_empty: NonEmptySets, unread: Option<String>) {
         self.sets = Some(non_empty);
         self.failure = None;
+        self.unread = unread;
     }
 
     /// Records that an attempt to read and write rules failed.
@@ -106,7 +110,10 @@ impl FamilyRules {
 
     /// Returns why the rules are not as they should be.
     pub fn failure(&self) -> Option<&str> {
-        self.in_force.failure.as_deref()
+        let InForce {
+            failure, unread, ..
+        } = &self.in_force;
+        failure.as_deref().or(unread.as_deref())
     }
 
     /// Message about rules that could not be written; `None` if they are applied, or if no program
@@ -246,8 +253,12 @@ impl FamilyRules {
 
     fn answered(&mut self, outcome: Option<Outcome>) {
         match outcome {
-            Some(Outcome::InForce { sets, repaired }) => {
-                self.in_force.set(sets);
+            Some(Outcome::InForce {
+                sets,
+                repaired,
+                unread,
+            }) => {
+                self.in_force.set(sets, unread.map(|why| why.to_string()));
                 if let Some(watch) = &mut self.watch {
                     watch.record();
                 }
@@ -277,12 +288,12 @@ mod tests {
         let mut rules = InForce::default();
         rules.attempt_failed(locked(), Previous::InForce);
         assert_eq!(rules.sets, None, "what was never read is not known");
-        rules.set(old);
+        rules.set(old, None);
         assert_eq!((&rules.failure, rules.failures), (&None, 1));
         rules.changing_to(new);
         rules.failed(locked(), Previous::InForce);
         assert_eq!((rules.sets, &rules.failure), (Some(old), &Some(locked())));
-        rules.set(new);
+        rules.set(new, None);
         // Some rules are removed, and added again before it is known that they were removed.
         rules.changing_to(old);
         rules.failed(locked(), Previous::InForce);

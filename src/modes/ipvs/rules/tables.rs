@@ -1,5 +1,7 @@
 //! The rules of one family, in the kernel.
 
+use std::borrow::Cow;
+
 use xtables::{
     Error,
     desired::RuleSet,
@@ -24,6 +26,15 @@ pub enum Previous {
     InForce,
     /// Some of them are known to be gone.
     Lost,
+}
+
+/// The outcome of [`Tables::ensure`].
+#[derive(Debug, Default)]
+pub struct Ensured {
+    /// Rules that other programs had changed, and that were repaired.
+    pub repaired: Vec<String>,
+    /// Why table mangle could not be read: its rules are not known.
+    pub unread: Option<Error>,
 }
 
 /// The tables of iptables or ip6tables, and our rules in them.
@@ -81,11 +92,36 @@ impl Tables {
     }
 
     /// Reads the tables, and applies `rules` where they differ. Each table takes effect in one
-    /// step. Returns the applied rules that another program had changed.
+    /// step. If table mangle cannot be read, the rules of the others are applied.
     ///
     /// # Errors
     /// When the program failed; the next call reads the tables again.
-    pub async fn ensure(&mut self, rules: RuleSet) -> Result<Vec<String>, Error> {
+    pub async fn ensure(&mut self, mut rules: RuleSet) -> Result<Ensured, Error> {
+        match self.ensure_all(rules.clone()).await {
+            Ok(repaired) => Ok(Ensured {
+                repaired,
+                unread: None,
+            }),
+            Err(unread) if unread.is_about_mangle() => {
+                let known = [&mut self.in_force, &mut self.attempted];
+                known.into_iter().flatten().for_each(leave_out_mangle);
+                if self.reworded.take_if(|it| has_mangle(&it.rules)).is_some() {
+                    self.in_force = None;
+                }
+                leave_out_mangle(&mut rules);
+                let repaired = self.ensure_all(rules).await?;
+                Ok(Ensured {
+                    repaired,
+                    unread: Some(unread),
+                })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// As [`ensure`](Self::ensure), in tables that can all be read. Returns what was in force
+    /// before and was changed by another program.
+    async fn ensure_all(&mut self, rules: RuleSet) -> Result<Vec<String>, Error> {
         let mut is_iptables_mode = false;
         let observed = self
             .observe(&rules, |table, line| {
@@ -118,12 +154,23 @@ impl Tables {
         Ok(changed)
     }
 
-    /// Returns how the tables differ from `rules`. Changes nothing.
+    /// Returns how the tables differ from `rules`, as far as they can be read. Changes nothing.
     ///
     /// # Errors
     /// When the program failed.
     pub async fn compare(&self, rules: &RuleSet) -> Result<Vec<Difference>, Error> {
-        let observed = self.observe(rules, |_, _| {}).await?;
+        let observed = self.observe(rules, |_, _| {}).await;
+        let (rules, observed) = match observed {
+            Err(unread) if unread.is_about_mangle() => {
+                let mut readable = rules.clone();
+                leave_out_mangle(&mut readable);
+                let others = [Table::Filter, Table::Nat];
+                let observed = self.writer.observe(interest, &others, |_, _| {}).await?;
+                (Cow::Owned(readable), observed)
+            }
+            observed => (Cow::Borrowed(rules), observed?),
+        };
+        let rules = &*rules;
         if self.is_reworded(rules, &observed) {
             return Ok(Vec::new());
         }
@@ -244,6 +291,16 @@ impl Tables {
     }
 }
 
+fn has_mangle(rules: &RuleSet) -> bool {
+    let mut chains = rules.chains.iter();
+    chains.any(|chain| chain.table == Table::Mangle)
+}
+
+fn leave_out_mangle(rules: &mut RuleSet) {
+    rules.chains.retain(|chain| chain.table != Table::Mangle);
+    rules.jumps.retain(|jump| jump.table != Table::Mangle);
+}
+
 /// Returns true for a rule that has traffic of Services jump to chains of iptables mode.
 fn leads_to_iptables_mode(table: Table, line: &str) -> bool {
     let leads = |words| target(words).is_some_and(|target| target.starts_with("KUBE-SVC-"));
@@ -252,4 +309,72 @@ fn leads_to_iptables_mode(table: Table, line: &str) -> bool {
             Line::parse(line),
             Some(Line::Rule { chain: "KUBE-SERVICES", words }) if leads(words)
         )
+}
+
+#[cfg(test)]
+mod tests {
+    use net::Family;
+    use testing::{block_on, in_namespace, sh, skip};
+    use xtables::{
+        Engine, Xtables,
+        desired::{FixedChain, Jump, Place},
+        rule::{Rule, Target},
+    };
+
+    use super::*;
+
+    /// Rules that iptables has no words for, in a chain that it would use.
+    const OF_NFT: &str = "nft 'add table ip mangle
+        add chain ip mangle PREROUTING { type filter hook prerouting priority -150; }
+        add rule ip mangle PREROUTING meta mark set numgen inc mod 2'";
+
+    fn rules() -> RuleSet {
+        let places = [
+            (Table::Mangle, "TRIPOD-NOT-FROM-NODE"),
+            (Table::Filter, "KUBE-IPVS-FILTER"),
+            (Table::Nat, "KUBE-SERVICES"),
+        ];
+        let chain = |(table, name)| {
+            let rule = Rule::new().target(Target::Return);
+            FixedChain::exactly(table, name, vec![rule])
+        };
+        let jump = |(table, name)| Jump {
+            table,
+            from: "OUTPUT",
+            rule: Rule::new().jump(name),
+            place: Place::InOrder,
+        };
+        RuleSet {
+            chains: places.map(chain).into(),
+            jumps: places.map(jump).into(),
+        }
+    }
+
+    #[test]
+    fn a_mangle_table_that_cannot_be_read_stops_no_others() {
+        in_namespace(|| {
+            block_on(async {
+                let engines = Xtables::engines(Family::V4).await;
+                let Some(writer) = engines.writer(Engine::NfTables) else {
+                    return skip("iptables-nft is not installed");
+                };
+                let mut tables = Tables::new(writer.clone());
+                let first = tables.ensure(rules()).await.unwrap();
+                assert!(first.unread.is_none(), "{first:?}");
+                sh(OF_NFT);
+                sh("iptables-nft -t nat -F KUBE-SERVICES");
+                let named = tables.compare(&rules()).await.unwrap();
+                assert_eq!(named.len(), 1, "{named:?}");
+                let second = tables.ensure(rules()).await.unwrap();
+                assert!(second.unread.is_some(), "{second:?}");
+                assert_eq!(second.repaired.len(), 1, "{second:?}");
+                assert!(tables.compare(&rules()).await.unwrap().is_empty());
+
+                sh("nft flush chain ip mangle PREROUTING");
+                let third = tables.ensure(rules()).await.unwrap();
+                assert!(third.unread.is_none(), "{third:?}");
+                assert!(tables.compare(&rules()).await.unwrap().is_empty());
+            });
+        });
+    }
 }

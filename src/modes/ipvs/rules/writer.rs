@@ -17,7 +17,7 @@ use tokio::{
 };
 use xtables::{Engine, Error, Toolkit, desired::RuleSet, features::Features};
 
-use super::tables::{Previous, Tables};
+use super::tables::{Ensured, Previous, Tables};
 use crate::{
     backoff::Backoff,
     modes::{
@@ -49,8 +49,7 @@ enum Request {
 /// The thread's answer to a request.
 #[derive(Debug)]
 struct Answer {
-    /// Repaired changes of other programs.
-    outcome: Result<Vec<String>, Error>,
+    outcome: Result<Ensured, Error>,
     previous: Previous,
     takes_over_later: bool,
 }
@@ -82,6 +81,8 @@ pub enum Outcome {
         sets: NonEmptySets,
         /// Repaired changes of other programs.
         repaired: Vec<String>,
+        /// Why table mangle could not be read; its rules are not among those in force.
+        unread: Option<Error>,
     },
     /// They are not applied.
     Failed {
@@ -246,14 +247,19 @@ impl RuleWriter {
         let done = self.under_way.take()?;
         self.takes_over_later = answer.takes_over_later;
         Some(match answer.outcome {
-            Ok(repaired) => {
+            Ok(Ensured { repaired, unread }) => {
                 self.backoff.succeeded();
                 if done.rules.is_some() {
                     self.in_force = done.rules;
                 }
+                let mut sets = done.non_empty;
+                if unread.is_some() {
+                    sets -= plan::MATCHED_IN_MANGLE;
+                }
                 Outcome::InForce {
-                    sets: done.non_empty,
+                    sets,
                     repaired,
+                    unread,
                 }
             }
             Err(error) => {
@@ -348,7 +354,7 @@ async fn work(
                 continue;
             }
             Request::Ensure(rules) => tables.ensure(rules).await,
-            Request::TakeOver => tables.take_over().await.map(|()| Vec::new()),
+            Request::TakeOver => tables.take_over().await.map(|()| Ensured::default()),
         };
         let answered = answer.send(Answer {
             outcome,
