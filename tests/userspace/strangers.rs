@@ -39,7 +39,8 @@ fn forge(lab: &Lab) -> Vec<UnixListener> {
     let sockets = fs::read_dir("/run/tripod/succession").expect("the folder");
     let names = sockets.map(|socket| socket.expect("a socket").path().display().to_string());
     let more = (0..8).map(|number| format!("/run/tripod/succession/process-{number}"));
-    let forged = names.chain(more).map(|path| {
+    let names: BTreeSet<String> = names.chain(more).collect();
+    let forged = names.into_iter().map(|path| {
         let name = format!("\n0: 00000002 00000000 00010000 0001 01 7 {path}\n");
         let name = UnixAddr::from_abstract_name(name).expect("a name");
         lab.node
