@@ -41,7 +41,7 @@ struct InForce {
     sets: Option<NonEmptySets>,
     /// Why the rules are not as they should be.
     failure: Option<String>,
-    /// Why table mangle could not be read when the other rules were put in force.
+    /// Why table mangle could not be read when the other rules were applied.
     unread: Option<String>,
     /// How many attempts to write rules failed since that was asked last.
     failures: u32,

@@ -119,7 +119,7 @@ impl Tables {
         }
     }
 
-    /// As [`ensure`](Self::ensure), in tables that can all be read. Returns what was in force
+    /// As [`ensure`](Self::ensure), in tables that can all be read. Returns what was applied
     /// before and was changed by another program.
     async fn ensure_all(&mut self, rules: RuleSet) -> Result<Vec<String>, Error> {
         let mut is_iptables_mode = false;

@@ -81,7 +81,7 @@ pub enum Outcome {
         sets: NonEmptySets,
         /// Repaired changes of other programs.
         repaired: Vec<String>,
-        /// Why table mangle could not be read; its rules are not among those in force.
+        /// Why table mangle could not be read; its rules are not among the applied ones.
         unread: Option<Error>,
     },
     /// They are not applied.
