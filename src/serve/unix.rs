@@ -18,6 +18,14 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// Returns a listener at `path`, retrying until it can be opened.
 pub(super) async fn listen(path: PathBuf) -> UnixListener {
     let log = |error: &io::Error| {
+        if error.kind() == io::ErrorKind::AddrInUse {
+            tracing::info!(
+                "another process answers queries at {} (tripod status) until it ends; then this \
+                 one does, or at once at another path (--status-socket)",
+                path.display()
+            );
+            return;
+        }
         tracing::warn!(
             "cannot open the unix socket {}: {error}; tripod status and tripod services cannot use \
              it. Traffic is not affected. Choose another path, or none, with --status-socket",

@@ -236,9 +236,9 @@ fn the_socket_is_roots_and_replaced_when_its_process_has_ended() {
         // Another process next to it does not take it.
         let second = Tripod::start_beside(&lab, "iptables", 1, &[]);
         let words = [
-            "WARN",
+            "INFO",
             SOCKET,
-            "another process answers there",
+            "another process answers queries",
             "--status-socket",
         ];
         second.logs_once(&words);

@@ -33,12 +33,15 @@ pub const READABLE: u32 = 0o755;
 /// `folder_mode`; missing folders above it can be read by all.
 ///
 /// # Errors
-/// When another process listens there, a file that is no socket is in the way, or the kernel
-/// refuses it.
+/// When another process listens there (`AddrInUse`), a file that is no socket is in the way, or the
+/// kernel refuses it.
 pub fn listen(path: &Path, kind: Type, folder_mode: u32) -> io::Result<Socket> {
     make_folder(path, folder_mode)?;
     if !remove_unused(path)? {
-        return Err(io::Error::other("another process answers there"));
+        return Err(io::Error::new(
+            io::ErrorKind::AddrInUse,
+            "another process answers there",
+        ));
     }
     let socket = Socket::new(Domain::UNIX, kind.cloexec().nonblocking(), None)?;
     // The file is made with the mode of the socket (`unix_bind_bsd` in
