@@ -231,6 +231,12 @@ impl Holding {
         mem::take(&mut self.0.table.lock().inherited)
     }
 
+    /// Has flows continue that came after the predecessors stopped.
+    pub fn resume(&self) {
+        self.0.table.lock().have_stopped = true;
+        self.0.arrived.send_replace(());
+    }
+
     /// Whether the predecessors stopped accepting since the last call.
     pub fn have_stopped(&self) -> bool {
         mem::take(&mut self.0.table.lock().have_stopped)

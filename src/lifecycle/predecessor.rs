@@ -1,12 +1,6 @@
 //! Taking over from a process that serves.
 
-use std::{
-    collections::{BTreeSet, HashMap, HashSet},
-    io,
-    net::SocketAddr,
-    os::fd::OwnedFd,
-    path::Path,
-};
+use std::{collections::BTreeSet, io, net::SocketAddr, os::fd::OwnedFd, path::Path};
 
 use tokio::{
     sync::{
@@ -75,7 +69,6 @@ impl Predecessor {
             awaits: Some(met),
             taking_over: None,
             reported: BTreeSet::new(),
-            given: HashMap::new(),
             taken,
             sender,
         };
@@ -125,9 +118,7 @@ struct Session {
     taking_over: Option<TakingOver>,
     /// Where the predecessor knows that this process answers about itself.
     reported: BTreeSet<SocketAddr>,
-    /// Its sockets, by their numbers.
-    given: HashMap<u64, SocketAddr>,
-    /// Numbers of those that this process has taken.
+    /// Numbers of its sockets that this process has taken.
     taken: UnboundedReceiver<u64>,
     sender: UnboundedSender<u64>,
 }
@@ -136,11 +127,7 @@ struct Session {
 struct TakingOver {
     handover: Handover,
     follows: Follows,
-    /// Flows of UDP with their sockets, which the predecessor serves until it stops.
-    flows: Vec<(Vec<u8>, OwnedFd)>,
     notes: Vec<Vec<u8>>,
-    /// Where this process accepts in place of the predecessor.
-    taken: HashSet<SocketAddr>,
     /// When this process accepts although the predecessor did not say that it stopped; `None`: this
     /// process does not serve yet.
     accepts_at: Option<Instant>,
@@ -210,9 +197,7 @@ impl Session {
                 self.taking_over = Some(TakingOver {
                     handover,
                     follows,
-                    flows: Vec::new(),
                     notes: Vec::new(),
-                    taken: HashSet::new(),
                     accepts_at: None,
                     has_stopped: false,
                 });
@@ -237,15 +222,11 @@ impl Session {
             (Some(Message::Give(number, description)), Some(taking_over), Some(socket)) => {
                 if let Some(holding) = taking_over.handover.holding() {
                     let sender = self.sender.clone();
-                    self.given.insert(number, description.address);
                     holding.share(description, socket, Taken { number, sender });
                 }
             }
             (Some(Message::Flow(flow)), Some(taking_over), Some(socket)) => {
-                taking_over.flows.push((flow, socket));
-                if taking_over.has_stopped {
-                    taking_over.give();
-                }
+                taking_over.inherit(&flow, socket);
             }
             (Some(Message::Note(note)), Some(taking_over), _) => taking_over.notes.push(note),
             // There is no descriptor if this process may open no more.
@@ -276,11 +257,7 @@ impl Session {
         }
     }
 
-    async fn report_taken(&mut self, number: u64) -> io::Result<()> {
-        if let (Some(address), Some(taking_over)) = (self.given.get(&number), &mut self.taking_over)
-        {
-            taking_over.taken.insert(*address);
-        }
+    async fn report_taken(&self, number: u64) -> io::Result<()> {
         let record = Message::Held(number).encode();
         self.channel.send(&record, None).await
     }
@@ -306,16 +283,25 @@ impl TakingOver {
         self.follows.stopped();
     }
 
-    /// Has clients keep their endpoints, and flows their sockets.
+    /// Has clients keep their endpoints.
     fn give(&mut self) {
-        let flows = std::mem::take(&mut self.flows);
         if let Some(assignments) = self.handover.assignments() {
             assignments.inherit(std::mem::take(&mut self.notes));
-            for (record, socket) in flows {
-                // The predecessor continues those whose clients it still hears.
-                assignments.inherit_flow(&record, socket, |at| self.taken.contains(&at));
-            }
             assignments.give();
+        }
+    }
+
+    /// Takes over a UDP flow, which continues when the predecessor has stopped.
+    fn inherit(&self, record: &[u8], socket: OwnedFd) {
+        let (Some(assignments), Some(holding)) =
+            (self.handover.assignments(), self.handover.holding())
+        else {
+            return;
+        };
+        assignments.inherit_flow(record, socket, true);
+        if self.has_stopped {
+            assignments.give();
+            holding.resume();
         }
     }
 }

@@ -189,22 +189,17 @@ impl Assignments {
     }
 
     /// Takes over a flow that another process passed on with its socket, for a group that is added
-    /// later or by [`Assignments::give`]. Ignores malformed records, and flows of clients whose
-    /// datagrams arrive at an address that is not `wanted`.
-    pub fn inherit_flow(
-        &self,
-        record: &[u8],
-        socket: OwnedFd,
-        wanted: impl Fn(SocketAddr) -> bool,
-    ) {
-        let record = FlowRecord::parse(record).filter(|record| wanted(record.listener));
-        let Some(record) = record else {
+    /// later or by [`Assignments::give`]; anything that is no record of one is skipped. `is_shared`
+    /// says whether that process runs.
+    pub fn inherit_flow(&self, record: &[u8], socket: OwnedFd, is_shared: bool) {
+        let Some(record) = FlowRecord::parse(record) else {
             return;
         };
         let flow = PassedFlow {
             listener: record.listener,
             exchange: record.exchange,
             socket: socket.into(),
+            is_shared,
         };
         let passed = &mut self.0.lock().passed;
         let passed = passed.entry(record.subject).or_default();

@@ -42,7 +42,7 @@ impl Executor {
         let holding = &self.shared.holding;
         self.assignments.inherit(holding.take_notes());
         for (record, socket) in holding.take_flows() {
-            self.assignments.inherit_flow(&record, socket, |_| true);
+            self.assignments.inherit_flow(&record, socket, false);
         }
         self.assignments.give();
         if holding.have_stopped() {

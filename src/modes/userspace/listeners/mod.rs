@@ -304,7 +304,9 @@ impl ListenerSet {
                         self.on_udp(&listeners, worker, socket, associations, is_shared)?;
                     listeners.on.push(listener);
                 }
-                go_on(&listeners, associations);
+                if !is_shared {
+                    go_on(&listeners, associations);
+                }
                 releases
             }
             (Protocol::Udp | Protocol::Sctp, _) => {

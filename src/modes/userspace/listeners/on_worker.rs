@@ -24,7 +24,7 @@ pub(super) fn go_on(listeners: &Listeners, associations: &Arc<udp::Associations>
             continue;
         };
         let (associations, clients) = (Arc::clone(associations), clients.to_vec());
-        worker.spawn(|| async move { associations.go_on(&listener, &clients) });
+        worker.spawn(|| async move { associations.go_on(&listener, &clients).await });
     }
 }
 

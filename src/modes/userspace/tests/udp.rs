@@ -237,6 +237,7 @@ fn pass_on(passed: &Association, next: &Proxy, client: &UdpSocket, endpoint: Soc
         listener: passed.listener().expect("an address"),
         exchange: passed.exchange(),
         socket: socket.into(),
+        is_shared: false,
     };
     let key = (client.local_addr().unwrap(), [127, 0, 0, 1].into());
     let associations = next.listeners.associations().expect("it is UDP");

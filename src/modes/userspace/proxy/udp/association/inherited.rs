@@ -16,6 +16,9 @@ use super::{
 };
 use crate::kernel::socket::local_ports::PortLease;
 
+/// Flows that continue before a worker's other tasks get a turn.
+const TURN: usize = 64;
+
 /// A flow that another process passed on.
 #[derive(Debug)]
 pub struct PassedFlow {
@@ -25,6 +28,9 @@ pub struct PassedFlow {
     pub socket: Socket,
     /// Datagrams exchanged so far.
     pub exchange: Exchange,
+    /// Whether the other process runs, and continues the flow unless this one has the socket at
+    /// which its client's datagrams come in.
+    pub is_shared: bool,
 }
 
 /// Datagrams exchanged by a client and its endpoint.
@@ -64,6 +70,13 @@ pub(super) struct Continued {
 }
 
 impl Passed {
+    /// Returns whether this process continues the flow if its client's datagrams come in at
+    /// `listener`.
+    fn is_ours_at(&self, listener: &Listener) -> bool {
+        let at = || listener.socket.local_addr().ok();
+        !self.flow.is_shared || at() == Some(self.flow.listener)
+    }
+
     /// Takes over the flow. The other process reads no more answers of it.
     pub(super) fn take_over(self) -> io::Result<Continued> {
         let PassedFlow {
@@ -177,8 +190,12 @@ impl Associations {
 
     /// Continues the flows of `clients` that another process passed on. Answers are sent through
     /// `listener`. Runs inside a worker's runtime.
-    pub fn go_on(self: &Arc<Self>, listener: &Arc<Listener>, clients: &[Key]) {
-        for key in clients {
+    pub async fn go_on(self: &Arc<Self>, listener: &Arc<Listener>, clients: &[Key]) {
+        for (number, key) in clients.iter().enumerate() {
+            if number % TURN == TURN - 1 {
+                // Connections are accepted meanwhile.
+                tokio::task::yield_now().await;
+            }
             // Held until the association exists: the client's next datagram may arrive at another
             // worker, which would choose an endpoint.
             let mut inherited = self.inherited.lock();
@@ -199,9 +216,9 @@ impl Associations {
     ) -> Option<Arc<Association>> {
         let begin = |client| self.begin(key, listener, client, Tried::default(), None);
         let mut inherited = self.inherited.lock();
-        let client = inherited.take(&key);
-        if client.is_some() {
-            return begin(client);
+        if let Some(mut client) = inherited.take(&key) {
+            client.passed = client.passed.filter(|passed| passed.is_ours_at(listener));
+            return begin(Some(client));
         }
         let may_be_known = inherited.are_any();
         drop(inherited);
