@@ -3,7 +3,7 @@
 
 use std::{net::IpAddr, path::PathBuf};
 
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::{Arg, ArgAction, ArgMatches, Command, ValueEnum, value_parser};
 
 use super::{destination, help};
 use crate::status_api::{Destination, SOCKET};
@@ -50,19 +50,12 @@ pub enum Question {
 }
 
 /// The probes of the kubelet for a pod.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Probe {
     /// Whether the pod has to be restarted.
     Liveness,
     /// Whether the pod can replace the one before it.
     Readiness,
-}
-
-impl Probe {
-    const ALL: [(&str, Probe); 2] = [
-        ("liveness", Probe::Liveness),
-        ("readiness", Probe::Readiness),
-    ];
 }
 
 /// Whether something is shown again.
@@ -75,7 +68,7 @@ pub enum Repeat {
 }
 
 /// How an answer is printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Output {
     /// The most useful columns.
     Table,
@@ -85,15 +78,6 @@ pub enum Output {
     Json,
     /// The same answer as YAML.
     Yaml,
-}
-
-impl Output {
-    const ALL: [(&str, Output); 4] = [
-        ("table", Output::Table),
-        ("wide", Output::Wide),
-        ("json", Output::Json),
-        ("yaml", Output::Yaml),
-    ];
 }
 
 const STATUS_HELP: &str = "\
@@ -120,7 +104,7 @@ pub(super) fn status() -> Command {
     let probe = Arg::new("probe")
         .long("probe")
         .value_name("KIND")
-        .value_parser(Probe::ALL.map(|(name, _)| name))
+        .value_parser(value_parser!(Probe))
         .hide_possible_values(true);
     common(command).arg(help::explained(
         probe,
@@ -232,12 +216,11 @@ pub(super) fn chosen_socket(matches: &ArgMatches) -> PathBuf {
 /// Returns the flag that chooses among the formats: the same for every subcommand that
 /// prints an answer, even if `wide` adds nothing to `table`.
 pub(super) fn output() -> Arg {
-    let formats = Output::ALL.map(|(name, _)| name);
     Arg::new("output")
         .long("output")
         .short('o')
         .value_name("FORMAT")
-        .value_parser(formats)
+        .value_parser(value_parser!(Output))
         .hide_possible_values(true)
         .default_value("table")
         .help("Output format: table, wide, json or yaml")
@@ -245,9 +228,8 @@ pub(super) fn output() -> Arg {
 
 /// Returns the format that the flag `--output` of a subcommand chose.
 pub fn chosen(matches: &ArgMatches) -> Output {
-    let output = matches.try_get_one::<String>("output").ok().flatten();
-    let output = output.and_then(|given| Output::ALL.into_iter().find(|(name, _)| name == given));
-    output.map_or(Output::Table, |(_, output)| output)
+    let output = matches.try_get_one("output").ok().flatten();
+    output.copied().unwrap_or(Output::Table)
 }
 
 /// Returns the namespace, and the name if `text` has one.
@@ -273,9 +255,8 @@ pub(super) fn read(subcommand: &str, matches: &ArgMatches) -> Result<Option<Ask>
     let output = chosen(matches);
     let question = match subcommand {
         "status" => {
-            let probe = matches.get_one::<String>("probe");
-            let probe = probe.and_then(|given| Probe::ALL.iter().find(|(name, _)| name == given));
-            probe.map_or(Question::Status, |(_, probe)| Question::Probe(*probe))
+            let probe = matches.get_one::<Probe>("probe");
+            probe.map_or(Question::Status, |probe| Question::Probe(*probe))
         }
         "diff" => Question::Diff,
         "explain" => Question::Explain {

@@ -5,27 +5,13 @@ use clap::{Arg, ArgMatches, Command};
 use clap_complete::aot::{Bash, Fish, Zsh, generate};
 use clap_mangen::Man;
 
-use super::{options::Version, settings};
+use super::{
+    help::{COMMANDS, HELP},
+    options::Version,
+    settings,
+};
 
 const PROGRAM: &str = "tripod";
-
-/// The subcommands that have a manual page.
-const PAGES: [&str; 14] = [
-    "cleanup",
-    "completion",
-    "diff",
-    "explain",
-    "hold",
-    "man",
-    "migrate",
-    "probe",
-    "render",
-    "services",
-    "status",
-    "test",
-    "trace",
-    "version",
-];
 
 pub(super) fn completion() -> Command {
     let about = "Print a script for shell completion of commands and flags";
@@ -40,9 +26,12 @@ pub(super) fn completion() -> Command {
 
 pub(super) fn man() -> Command {
     let about = "Print the manual page of Tripod or of a command, for man(1)";
+    let mut pages = COMMANDS.map(|(_, names)| names).concat();
+    pages.retain(|name| *name != HELP);
+    pages.sort_unstable();
     let arg = Arg::new("command")
         .value_name("COMMAND")
-        .value_parser(PAGES)
+        .value_parser(pages)
         .hide_possible_values(true)
         .help("The command whose manual page is printed");
     Command::new("man").about(about).arg(arg)

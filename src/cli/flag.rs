@@ -1,7 +1,7 @@
 //! Flags: name, meaning, and where their values are stored. The rules are those of pflag,
 //! which kube-proxy's flags follow.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use clap::{Arg, ArgAction, builder::ValueParser};
 
@@ -47,6 +47,18 @@ pub(super) enum Field {
     Add(fn(&mut Options, &str) -> Result<(), String>),
     /// As `Set`, with the value that the flag alone, without a value, means.
     SetOr(fn(&mut Options, &str) -> Result<(), String>, &'static str),
+}
+
+/// Stores the value of a flag.
+pub(super) fn store<T>(into: &mut T, value: Result<T, String>) -> Result<(), String> {
+    *into = value?;
+    Ok(())
+}
+
+/// Stores the value of a flag that is a path; an empty one is none.
+pub(super) fn path(into: &mut Option<PathBuf>, text: &str) -> Result<(), String> {
+    *into = Some(text).filter(|path| !path.is_empty()).map(Into::into);
+    Ok(())
 }
 
 impl Flag {

@@ -29,7 +29,7 @@ pub(super) const COMMANDS: [(&str, &[&str]); 4] = [
 ];
 
 /// The subcommand that clap adds.
-const HELP: &str = "help";
+pub(super) const HELP: &str = "help";
 
 /// Columns for the text of the long help, without its indentation.
 const COLUMNS: usize = 80;

@@ -25,12 +25,12 @@ use std::{
     ffi::OsString,
     fs,
     io::{self, Write},
-    path::Path,
+    path::{Path, PathBuf},
     process::ExitCode,
 };
 
-use clap::{Command, parser::ValueSource};
-use options::{CommandLine, Subcommand};
+use clap::{Command, FromArgMatches, parser::ValueSource};
+use options::CommandLine;
 
 pub use self::{
     ask::{Ask, Output, Probe, Question, Repeat, chosen as output},
@@ -210,17 +210,18 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, S
         .transpose()
         .map_err(|why| Stop::Refusal(format!("error: {why}")))?;
     let alone = match (ask.flatten(), asked) {
-        (Some(ask), _) => Some(Subcommand::Ask(ask)),
-        (None, Some(("migrate", matches))) => Some(Subcommand::Migrate(migrate::read(matches))),
-        (None, Some(("hold", matches))) => Some(Subcommand::Hold(hold::read(matches))),
+        (Some(ask), _) => Some(Job::Ask(ask)),
+        (None, Some(("migrate", matches))) => Some(Job::Migrate(migrate::read(matches))),
+        (None, Some(("hold", matches))) => Some(Job::Hold(hold::read(matches))),
         (None, Some(("trace", matches))) => {
             let trace = trace::read(matches);
             let trace = trace.map_err(|why| Stop::Refusal(format!("error: {why}")))?;
-            Some(Subcommand::Trace(trace))
+            Some(Job::Trace(trace))
         }
-        (None, Some(("test", matches))) => Some(Subcommand::Test(test::read(matches))),
+        (None, Some(("test", matches))) => Some(Job::Test(test::read(matches))),
         (None, Some(("test-server", matches))) => {
-            Some(Subcommand::TestServer(test::read_server(matches)))
+            let server = TestServer::from_arg_matches(matches);
+            Some(Job::TestServer(server.map_err(|error| Stop::from(&error))?))
         }
         _ => None,
     };
@@ -228,16 +229,14 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, S
         return Ok(CommandLine {
             options: Options::default(),
             given: Vec::new(),
-            subcommand: alone,
+            job: alone,
         });
     }
-    let (subcommand, matches) = match asked {
-        Some(("render", matches)) => (Some(Subcommand::Render), matches),
-        Some(("probe", matches)) => (Some(Subcommand::Probe(ask::chosen(matches))), matches),
-        Some((_, matches)) => {
-            let cleanup = cleanup::read(matches);
-            (Some(Subcommand::Cleanup(cleanup)), matches)
-        }
+    let (mut job, matches) = match asked {
+        // The flags name the folder.
+        Some(("render", matches)) => (Some(Job::Render(PathBuf::new())), matches),
+        Some(("probe", matches)) => (Some(Job::Probe(ask::chosen(matches))), matches),
+        Some((_, matches)) => (Some(Job::Cleanup(cleanup::read(matches))), matches),
         None => (None, &matches),
     };
     let mut options = Options::default();
@@ -257,10 +256,13 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, S
         }
         given.push((flag.name, flag.joined(values.into_iter().flatten())));
     }
+    if let Some(Job::Render(folder)) = &mut job {
+        *folder = options.own.manifests.clone().unwrap_or_default();
+    }
     Ok(CommandLine {
         options,
         given,
-        subcommand,
+        job,
     })
 }
 

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use super::{Ask, Cleanup, Hold, Migrate, Output, Test, TestServer, Trace};
+use super::Job;
 use crate::{
     config::KubeProxyConfiguration,
     confine::Confinement,
@@ -179,22 +179,8 @@ pub(super) struct CommandLine {
     pub(super) options: Options,
     /// The flags that were given, each with the value that counts.
     pub(super) given: Vec<(&'static str, String)>,
-    /// The subcommand, if one was given.
-    pub(super) subcommand: Option<Subcommand>,
-}
-
-/// The subcommands: what to do instead of serving.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Subcommand {
-    Cleanup(Cleanup),
-    Render,
-    Probe(Output),
-    Ask(Ask),
-    Trace(Trace),
-    Migrate(Migrate),
-    Test(Test),
-    TestServer(TestServer),
-    Hold(Hold),
+    /// The job of the subcommand, if one was given.
+    pub(super) job: Option<Job>,
 }
 
 impl CommandLine {

@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     Ask, Cleanup, Hold, Migrate, Output, Own, Stop, Test, TestServer, Trace, Version, flags,
-    options::{CommandLine, Subcommand},
+    options::CommandLine,
 };
 use crate::config::{
     self, Checked, ConfigFile, Effective, KubeProxyConfiguration, Logging, Problem, bind,
@@ -99,7 +99,7 @@ pub(super) fn settle(
         }
     };
     let flags = with_values(&line);
-    let (mut options, subcommand) = (line.options, line.subcommand);
+    let mut options = line.options;
     if let Some(name) = &options.hostname_override {
         options.configuration.hostname_override.clone_from(name);
     }
@@ -119,7 +119,11 @@ pub(super) fn settle(
         (false, true) => Job::Init,
         (false, false) => Job::Serve,
     };
-    let job = job(subcommand, &options.own, without)?;
+    let job = line.job.unwrap_or(without);
+    if job == Job::Render(PathBuf::new()) {
+        let why = "error: tripod render needs objects: add --manifests PATH, a folder or a file";
+        return Err(Stop::Refusal(why.to_owned()));
+    }
     if job == Job::Serve {
         secure_metrics(&options.own, &mut warnings)?;
     }
@@ -137,27 +141,6 @@ pub(super) fn settle(
         file,
         warnings,
         flags,
-    })
-}
-
-/// Returns the job that a subcommand requests; `without` if there is none.
-fn job(subcommand: Option<Subcommand>, own: &Own, without: Job) -> Result<Job, Stop> {
-    Ok(match subcommand {
-        Some(Subcommand::Render) => {
-            let why =
-                "error: tripod render needs objects: add --manifests PATH, a folder or a file";
-            let folder = own.manifests.clone();
-            Job::Render(folder.ok_or_else(|| Stop::Refusal(why.to_owned()))?)
-        }
-        Some(Subcommand::Probe(format)) => Job::Probe(format),
-        Some(Subcommand::Ask(ask)) => Job::Ask(ask),
-        Some(Subcommand::Trace(trace)) => Job::Trace(trace),
-        Some(Subcommand::Migrate(migrate)) => Job::Migrate(migrate),
-        Some(Subcommand::Hold(path)) => Job::Hold(path),
-        Some(Subcommand::Test(test)) => Job::Test(test),
-        Some(Subcommand::TestServer(server)) => Job::TestServer(server),
-        Some(Subcommand::Cleanup(cleanup)) => Job::Cleanup(cleanup),
-        None => without,
     })
 }
 

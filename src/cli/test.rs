@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, value_parser};
 use ipnet::IpNet;
 
 use super::{Output, ask, help};
@@ -60,15 +60,19 @@ pub struct Cluster {
 }
 
 /// The settings of the server in a pod of a test.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct TestServer {
     /// The name that it answers with.
+    #[arg(long)]
     pub name: String,
     /// The port at which it answers, over TCP and UDP.
+    #[arg(long)]
     pub port: u16,
     /// The port at which it makes calls for the tester, over TCP.
+    #[arg(long)]
     pub agent_port: u16,
     /// SHA-256 of the token that entitles to calls, in hexadecimal digits.
+    #[arg(long)]
     pub token_sha256: String,
 }
 
@@ -107,7 +111,7 @@ pub(super) fn command() -> Command {
             Arg::new("proxy-mode")
                 .long("proxy-mode")
                 .value_name("MODE")
-                .value_parser(ModeName::ALL.map(ModeName::name))
+                .value_parser(value_parser!(ModeName))
                 .hide_possible_values(true)
                 .requires("manifests"),
             "The mode to test; without it, the best that can run here",
@@ -203,14 +207,10 @@ fn service(text: &str) -> Result<(String, String), String> {
 
 pub(super) fn read(matches: &ArgMatches) -> Test {
     let folder = matches.get_one::<PathBuf>("manifests").cloned();
-    let mode = matches.get_one::<String>("proxy-mode");
-    let mode = ModeName::ALL
-        .into_iter()
-        .find(|known| mode.is_some_and(|mode| mode == known.name()));
     let place = match folder {
         Some(folder) => Place::Manifests(FolderTest {
             folder,
-            mode,
+            mode: matches.get_one("proxy-mode").copied(),
             node: matches.get_one::<String>("hostname-override").cloned(),
         }),
         None => Place::Cluster(cluster(matches)),
@@ -242,35 +242,7 @@ fn cluster(matches: &ArgMatches) -> Cluster {
 }
 
 pub(super) fn server_command() -> Command {
-    let value = |name| Arg::new(name).long(name).required(true);
-    Command::new("test-server")
+    TestServer::augment_args(Command::new("test-server"))
         .about("Answer calls of tripod test, in a pod that it made")
         .hide(true)
-        .arg(value("name").help("The name that it answers with"))
-        .arg(
-            value("port")
-                .value_parser(value_parser!(u16))
-                .help("Where it answers, over TCP and UDP"),
-        )
-        .arg(
-            value("agent-port")
-                .value_parser(value_parser!(u16))
-                .help("Where it makes calls for the tester"),
-        )
-        .arg(
-            value("token-sha256").help(
-                "SHA-256 of the token of the clients for which it makes calls, in hexadecimal",
-            ),
-        )
-}
-
-pub(super) fn read_server(matches: &ArgMatches) -> TestServer {
-    let text = |name: &str| matches.get_one::<String>(name).cloned().unwrap_or_default();
-    let port = |name: &str| matches.get_one::<u16>(name).copied().unwrap_or_default();
-    TestServer {
-        name: text("name"),
-        port: port("port"),
-        agent_port: port("agent-port"),
-        token_sha256: text("token-sha256"),
-    }
 }

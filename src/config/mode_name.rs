@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// The modes, by kube-proxy's names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum ModeName {
     /// Virtual servers in the kernel's IPVS.
     Ipvs,

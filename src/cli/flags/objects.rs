@@ -1,7 +1,7 @@
 //! Flags about where objects come from.
 
 use crate::cli::{
-    flag::{Field, Flag},
+    flag::{Field, Flag, path},
     options::Options,
 };
 
@@ -9,13 +9,7 @@ pub(super) const OBJECTS: &[Flag] = &[
     Flag::new(
         "manifests",
         "PATH",
-        Field::Set(
-            |o, text| {
-                o.own.manifests = (!text.is_empty()).then(|| text.into());
-                Ok(())
-            },
-            "",
-        ),
+        Field::Set(|o, text| path(&mut o.own.manifests, text), ""),
         "Folder of manifests (*.yaml, *.yml, *.json), or a single file, from which to read \
          Services, EndpointSlices and Nodes instead of an API server; changes are followed",
     )

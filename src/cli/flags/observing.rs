@@ -1,9 +1,7 @@
 //! Flags about logs, metrics and health.
 
-use std::path::PathBuf;
-
 use crate::{
-    cli::flag::{Field, Flag},
+    cli::flag::{Field, Flag, path},
     config::{bind, notation, quantity},
     status_api::SOCKET,
 };
@@ -201,11 +199,6 @@ pub(super) const LOGGING: &[Flag] = &[
     )
     .beside_file(),
 ];
-
-fn path(into: &mut Option<PathBuf>, text: &str) -> Result<(), String> {
-    *into = Some(text).filter(|path| !path.is_empty()).map(Into::into);
-    Ok(())
-}
 
 fn port(into: &mut Option<u16>, text: &str) -> Result<(), String> {
     let port = text.parse::<u16>();

@@ -6,7 +6,7 @@ use net::address::parse_ip;
 
 use crate::{
     cli::{
-        flag::{Field, Flag},
+        flag::{Field, Flag, path, store},
         options::Options,
     },
     config::{notation, port_range},
@@ -213,10 +213,7 @@ pub(super) const IPVS: &[Flag] = &[
         "ipvs-drain-timeout",
         "DURATION",
         Field::Set(
-            |o, text| {
-                o.own.ipvs_drain_timeout = duration::parse(text)?;
-                Ok(())
-            },
+            |o, text| store(&mut o.own.ipvs_drain_timeout, duration::parse(text)),
             "0s",
         ),
         "How long TCP connections to an endpoint that was removed or is not ready may continue, \
@@ -239,13 +236,7 @@ pub(super) const USERSPACE: &[Flag] = &[
     Flag::new(
         "userspace-io",
         "HOW",
-        Field::Set(
-            |o, text| {
-                o.own.io = Io::parse(text)?;
-                Ok(())
-            },
-            "auto",
-        ),
+        Field::Set(|o, text| store(&mut o.own.io, Io::parse(text)), "auto"),
         "How data is received and sent: by one system call per message (epoll), or also by \
          io_uring, with one call for many connections that exchange short messages (uring). auto: \
          use io_uring if this kernel allows it",
@@ -271,10 +262,7 @@ pub(super) const USERSPACE: &[Flag] = &[
         "udp-timeout",
         "DURATION",
         Field::Set(
-            |o, text| {
-                o.own.udp_timeout = notation::positive(text)?;
-                Ok(())
-            },
+            |o, text| store(&mut o.own.udp_timeout, notation::positive(text)),
             "30s",
         ),
         "How long a silent UDP client keeps its endpoint",
@@ -299,10 +287,7 @@ pub(super) const USERSPACE: &[Flag] = &[
         "userspace-dial-timeout",
         "DURATION",
         Field::Set(
-            |o, text| {
-                o.own.dial_timeout = notation::positive(text)?;
-                Ok(())
-            },
+            |o, text| store(&mut o.own.dial_timeout, notation::positive(text)),
             "5s",
         ),
         "Maximum time that all these attempts may take together",
@@ -312,10 +297,7 @@ pub(super) const USERSPACE: &[Flag] = &[
         "userspace-tcp-user-timeout",
         "DURATION",
         Field::Set(
-            |o, text| {
-                o.own.tcp_user_timeout = duration::parse(text)?;
-                Ok(())
-            },
+            |o, text| store(&mut o.own.tcp_user_timeout, duration::parse(text)),
             "2m",
         ),
         "How long data sent to a client or endpoint may stay unacknowledged before the connection \
@@ -358,16 +340,9 @@ pub(super) const USERSPACE: &[Flag] = &[
          addition, at most that many; none: no limit",
     )
     .beside_file(),
-    Flag::new(
+    Flag::time(
         "userspace-drain-timeout",
-        "DURATION",
-        Field::Set(
-            |o, text| {
-                o.own.drain_timeout = duration::parse(text)?;
-                Ok(())
-            },
-            "20s",
-        ),
+        |o| &mut o.own.drain_timeout,
         "How long Tripod may continue after SIGTERM or a change of its configuration file. It \
          follows the cluster and accepts connections until another Tripod process does, and exits \
          when its connections have ended; a second signal ends it at once",
@@ -376,14 +351,7 @@ pub(super) const USERSPACE: &[Flag] = &[
     Flag::new(
         "userspace-holder-socket",
         "PATH",
-        Field::Set(
-            |o, text| {
-                let path = Some(text).filter(|path| !path.is_empty());
-                o.own.holder_socket = path.map(Into::into);
-                Ok(())
-            },
-            hold::SOCKET,
-        ),
+        Field::Set(|o, text| path(&mut o.own.holder_socket, text), hold::SOCKET),
         "Unix socket of tripod hold, which keeps the listening sockets open while no Tripod \
          process runs, so that new connections wait for the next one instead of being refused; \
          empty: none",
@@ -451,8 +419,7 @@ pub(super) const CONNTRACK: &[Flag] = &[
 ];
 
 fn period(into: &mut Option<Duration>, text: &str) -> Result<(), String> {
-    *into = Some(duration::parse(text)?);
-    Ok(())
+    store(into, duration::parse(text).map(Some))
 }
 
 fn dispatch(options: &mut Options, text: &str) -> Result<(), String> {

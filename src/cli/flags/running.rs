@@ -2,7 +2,7 @@
 
 use crate::{
     cli::{
-        flag::{Field, Flag},
+        flag::{Field, Flag, store},
         options::{Options, Version},
     },
     config::notation,
@@ -44,7 +44,10 @@ pub(super) const RUNNING: &[Flag] = &[
     Flag::new(
         "confine",
         "HOW",
-        Field::Set(confine, "capabilities"),
+        Field::Set(
+            |o, text| store(&mut o.own.confinement, Confinement::parse(text)),
+            "capabilities",
+        ),
         "How far Tripod restricts itself: to the capabilities that the mode needs, without new \
          privileges (capabilities); also to the system calls that it needs, by a seccomp filter \
          (calls); also to the files that it needs, by Landlock (files); or not at all (none)",
@@ -86,11 +89,6 @@ pub(super) const RUNNING: &[Flag] = &[
     .common()
     .beside_file(),
 ];
-
-fn confine(options: &mut Options, text: &str) -> Result<(), String> {
-    options.own.confinement = Confinement::parse(text)?;
-    Ok(())
-}
 
 fn version(options: &mut Options, text: &str) -> Result<(), String> {
     options.version = match (text, notation::boolean(text)) {
