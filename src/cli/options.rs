@@ -23,8 +23,6 @@ pub struct Options {
     pub configuration: KubeProxyConfiguration,
     /// Sync periods, which depend on the mode, which another flag may name later.
     pub periods: Periods,
-    /// Value of `--cluster-cidr`.
-    pub cluster_cidr: String,
     /// Value of `--hostname-override`.
     pub hostname_override: Option<String>,
     /// Value of `--healthz-port`, which kube-proxy deprecates.

@@ -9,9 +9,7 @@ use super::{
     Ask, Cleanup, Hold, Migrate, Output, Own, Stop, Test, TestServer, Trace, Version, flags,
     options::CommandLine,
 };
-use crate::config::{
-    self, Checked, ConfigFile, Effective, KubeProxyConfiguration, Logging, Problem, bind,
-};
+use crate::config::{self, Checked, ConfigFile, Effective, KubeProxyConfiguration, Problem, bind};
 
 /// Everything that the user requests.
 #[derive(Clone, Debug, PartialEq)]
@@ -170,10 +168,6 @@ fn secure_metrics(own: &Own, warnings: &mut Vec<String>) -> Result<(), Stop> {
 fn from_flags(line: &mut CommandLine) {
     let options = &mut line.options;
     let c = &mut options.configuration;
-    if !options.cluster_cidr.is_empty() {
-        let cidrs = options.cluster_cidr.split(',');
-        c.detect_local.cluster_cidrs = cidrs.map(|cidr| cidr.trim().to_owned()).collect();
-    }
     let periods = &options.periods;
     let (sync, min) = match c.mode.as_str() {
         "ipvs" => (periods.ipvs, periods.ipvs_min),
@@ -186,8 +180,7 @@ fn from_flags(line: &mut CommandLine) {
         _ => (periods.iptables, periods.iptables_min),
     };
     c.sync_period = sync.unwrap_or(c.sync_period);
-    c.min_sync_period_given = min.is_some();
-    c.min_sync_period = min.unwrap_or(c.min_sync_period);
+    c.min_sync_period = min;
     for (port, address, usual) in [
         (
             options.healthz_port,
@@ -229,39 +222,18 @@ fn from_file(
         ));
     }
     problems.extend(decoded.problems);
-    let configuration = &mut line.options.configuration;
-    let flags = std::mem::replace(configuration, decoded.configuration).logging;
-    logging(&mut configuration.logging, flags, &line.given);
-    Ok(())
-}
-
-/// Applies the logging flags that are `given`: each takes precedence over the file
-/// (`copyLogsFromFlags` of kube-proxy).
-fn logging(into: &mut Logging, mut flags: Logging, given: &[(&str, String)]) {
-    for (name, _) in given {
-        match *name {
-            "v" => into.verbosity = flags.verbosity,
-            "logging-format" => into.format.clone_from(&flags.format),
-            "log-flush-frequency" => into.flush_frequency = flags.flush_frequency,
-            "vmodule" => {
-                flags.vmodule.append(&mut into.vmodule);
-                into.vmodule = std::mem::take(&mut flags.vmodule);
-            }
-            "log-text-split-stream" => into.text.split_stream = flags.text.split_stream,
-            "log-json-split-stream" => into.json.split_stream = flags.json.split_stream,
-            "log-text-info-buffer-size" => {
-                into.text
-                    .info_buffer_size
-                    .clone_from(&flags.text.info_buffer_size);
-            }
-            "log-json-info-buffer-size" => {
-                into.json
-                    .info_buffer_size
-                    .clone_from(&flags.json.info_buffer_size);
-            }
-            _ => {}
+    let options = &mut line.options;
+    options.configuration = decoded.configuration;
+    // As in kube-proxy (`copyLogsFromFlags`), the flags for logging take precedence over the file.
+    let vmodule = std::mem::take(&mut options.configuration.logging.vmodule);
+    for flag in flags::LOGGING {
+        if let Some((_, value)) = line.given.iter().find(|(name, _)| *name == flag.name) {
+            // The value is valid: it was set before.
+            let _ = flag.set(options, value);
         }
     }
+    options.configuration.logging.vmodule.extend(vmodule);
+    Ok(())
 }
 
 fn with_values(line: &CommandLine) -> Vec<(&'static str, String)> {

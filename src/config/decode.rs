@@ -5,9 +5,7 @@
 use std::{net::IpAddr, time::Duration};
 
 use super::{
-    KubeProxyConfiguration, Problem, StreamOptions, VmoduleItem, bind,
-    kube_proxy::ModeSection,
-    quantity,
+    KubeProxyConfiguration, ModeName, Problem, StreamOptions, VmoduleItem, bind, quantity,
     section::{Findings, Readable, Section},
     tree::{self, Tree},
 };
@@ -165,10 +163,7 @@ fn read(top: &mut Section<'_>, c: &mut KubeProxyConfiguration) {
         let prefix = &mut c.detect_local.interface_name_prefix;
         section.value("interfaceNamePrefix", prefix);
     });
-    let mut cidrs = String::new();
-    if top.value("clusterCIDR", &mut cidrs) {
-        c.detect_local.cluster_cidrs = cidrs.split(',').map(str::to_owned).collect();
-    }
+    top.value("clusterCIDR", &mut c.cluster_cidr);
     top.value("nodePortAddresses", &mut c.node_port_addresses);
     top.pointer("oomScoreAdj", &mut c.oom_score_adj);
     top.section("conntrack", |section| {
@@ -204,45 +199,33 @@ fn addresses(top: &mut Section<'_>, c: &mut KubeProxyConfiguration) {
     c.metrics_bind_address = bind::with_port(&c.metrics_bind_address, bind::METRICS_PORT);
 }
 
-/// Fields that a file can have separately for each mode.
+/// Fields that a file can have separately for each mode; zero if they are not given.
+#[derive(Default)]
 struct Periods {
     sync: Duration,
     min: Duration,
-    min_given: bool,
-    given: bool,
-    masquerade_all: bool,
 }
 
 impl Periods {
-    /// Reads the fields, with the defaults of v1alpha1, where the minimum is zero in ipvs
-    /// mode and nowhere else.
-    fn read(section: &mut Section<'_>, min: Duration) -> Periods {
-        let mut periods = Periods {
-            sync: Duration::from_secs(30),
-            min,
-            min_given: false,
-            given: false,
-            masquerade_all: false,
-        };
-        periods.given = section.value("syncPeriod", &mut periods.sync);
-        periods.min_given = section.value("minSyncPeriod", &mut periods.min);
-        periods.given |= periods.min_given;
+    fn read(section: &mut Section<'_>) -> Periods {
+        let mut periods = Periods::default();
+        section.value("syncPeriod", &mut periods.sync);
+        section.value("minSyncPeriod", &mut periods.min);
         periods
     }
 }
 
 fn modes(top: &mut Section<'_>, c: &mut KubeProxyConfiguration) {
-    const SECOND: Duration = Duration::from_secs(1);
-    let (mut iptables, mut ipvs, mut nftables) = (None, None, None);
+    let (mut iptables, mut ipvs, mut nftables): (Periods, Periods, Periods) = Default::default();
+    let (mut masquerade_all, mut nftables_masquerade_all) = (false, false);
     top.section("iptables", |section| {
-        let mut periods = Periods::read(section, SECOND);
-        section.value("masqueradeAll", &mut periods.masquerade_all);
+        iptables = Periods::read(section);
+        section.value("masqueradeAll", &mut masquerade_all);
         section.pointer("masqueradeBit", &mut c.iptables.masquerade_bit);
         section.pointer("localhostNodePorts", &mut c.iptables.localhost_node_ports);
-        iptables = Some(periods);
     });
     top.section("ipvs", |section| {
-        ipvs = Some(Periods::read(section, Duration::ZERO));
+        ipvs = Periods::read(section);
         section.value("scheduler", &mut c.ipvs.scheduler);
         section.value("excludeCIDRs", &mut c.ipvs.exclude_cidrs);
         section.value("strictARP", &mut c.ipvs.strict_arp);
@@ -251,29 +234,27 @@ fn modes(top: &mut Section<'_>, c: &mut KubeProxyConfiguration) {
         section.value("udpTimeout", &mut c.ipvs.udp_timeout);
     });
     top.section("nftables", |section| {
-        let mut periods = Periods::read(section, SECOND);
-        section.value("masqueradeAll", &mut periods.masquerade_all);
+        nftables = Periods::read(section);
+        section.value("masqueradeAll", &mut nftables_masquerade_all);
         section.pointer("masqueradeBit", &mut c.nftables.masquerade_bit);
-        nftables = Some(periods);
     });
-    let (Some(iptables), Some(ipvs), Some(nftables)) = (iptables, ipvs, nftables) else {
-        return;
-    };
-    c.masquerade_all = match c.mode_section() {
-        ModeSection::Nftables => nftables.masquerade_all,
-        ModeSection::Ipvs | ModeSection::Iptables => iptables.masquerade_all,
-    };
+    let is_blank = |periods: &Periods| periods.sync.is_zero() && periods.min.is_zero();
     let periods = match c.mode_section() {
-        ModeSection::Ipvs => ipvs,
-        ModeSection::Nftables => nftables,
+        ModeName::Ipvs => ipvs,
+        ModeName::Nftables => nftables,
         // Without a mode, kube-proxy would use the fields for iptables, and Tripod runs
         // ipvs mode: the first group with a value applies.
-        ModeSection::Iptables if c.mode.is_empty() && !iptables.given && ipvs.given => ipvs,
-        ModeSection::Iptables => iptables,
+        _ if c.mode.is_empty() && is_blank(&iptables) => ipvs,
+        _ => iptables,
     };
-    c.sync_period = periods.sync;
-    c.min_sync_period = periods.min;
-    c.min_sync_period_given = periods.min_given;
+    if !periods.sync.is_zero() {
+        c.sync_period = periods.sync;
+    }
+    c.min_sync_period = Some(periods.min).filter(|min| !min.is_zero());
+    c.masquerade_all = match c.mode_section() {
+        ModeName::Nftables => nftables_masquerade_all,
+        _ => masquerade_all,
+    };
 }
 
 fn logging(top: &mut Section<'_>, c: &mut KubeProxyConfiguration) {

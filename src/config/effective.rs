@@ -4,7 +4,6 @@ use std::{
     net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
     path::PathBuf,
-    time::Duration,
 };
 
 use ipnet::IpNet;
@@ -34,12 +33,6 @@ pub struct Effective {
     pub healthz: Option<SocketAddr>,
     /// Address at which `/metrics` is served; `None` if it is not served.
     pub metrics: Option<SocketAddr>,
-    /// How often everything is compared with the kernel.
-    pub sync_period: Duration,
-    /// Shortest time between two syncs; `None` if it is not configured.
-    pub min_sync_period: Option<Duration>,
-    /// Whether everything sent to cluster IPs is masqueraded (SNAT).
-    pub masquerade_all: bool,
     /// Bit of the packet mark that requests SNAT, 0 to 31.
     pub masquerade_bit: u8,
     /// Scheduler of Services that name none.

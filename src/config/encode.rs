@@ -5,15 +5,15 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use super::{
-    KubeProxyConfiguration, Logging, StreamOptions,
+    KubeProxyConfiguration, Logging, ModeName, StreamOptions,
     decode::{API_VERSION, KIND},
-    kube_proxy::ModeSection,
 };
 use crate::duration;
 
 impl KubeProxyConfiguration {
     /// Returns the configuration in the form of `v1alpha1`. A value that exists for each
-    /// mode is written for the mode to which it applies, and zero for the others.
+    /// mode is written for the mode to which it applies, and zero for the others; a
+    /// `minSyncPeriod` that is not configured is zero.
     pub fn to_value(&self) -> Value {
         let mut value = json!({
             "apiVersion": API_VERSION,
@@ -61,7 +61,7 @@ impl KubeProxyConfiguration {
                 "bridgeInterface": self.detect_local.bridge_interface,
                 "interfaceNamePrefix": self.detect_local.interface_name_prefix,
             },
-            "clusterCIDR": self.detect_local.cluster_cidrs.join(","),
+            "clusterCIDR": self.cluster_cidr,
             "nodePortAddresses": list(&self.node_port_addresses),
             "oomScoreAdj": self.oom_score_adj,
             "conntrack": {
@@ -90,27 +90,20 @@ impl KubeProxyConfiguration {
     /// time between two syncs that is used, which may be Tripod's own default.
     pub fn to_configz(&self, min_sync_period: Duration) -> Value {
         let used = KubeProxyConfiguration {
-            min_sync_period,
+            min_sync_period: Some(min_sync_period),
             ..self.clone()
         };
         used.to_value()
     }
 
     /// Returns [`to_value`](Self::to_value) as the text of a file, which means the same when it is
-    /// read. kube-proxy's default of `minSyncPeriod`, 1 s, is written as zero: kube-proxy reads
-    /// that as the default (`SetDefaults_KubeProxyConfiguration` of its
-    /// `pkg/proxy/apis/config/v1alpha1`), and Tripod, whose default is shorter, as if it were not
-    /// given.
+    /// read: kube-proxy also reads a `minSyncPeriod` of zero as if it were not given
+    /// (`SetDefaults_KubeProxyConfiguration` of its `pkg/proxy/apis/config/v1alpha1`).
     ///
     /// # Errors
     /// When the YAML writer refuses it.
     pub fn to_yaml(&self) -> Result<String, String> {
-        let mut value = self.to_value();
-        if !self.min_sync_period_given {
-            let zero = duration::format(Duration::ZERO);
-            value[self.mode_section().name()]["minSyncPeriod"] = json!(zero);
-        }
-        serde_saphyr::to_string(&value).map_err(|e| e.to_string())
+        serde_saphyr::to_string(&self.to_value()).map_err(|e| e.to_string())
     }
 
     /// Returns a line for each value that [`to_yaml`](Self::to_yaml) cannot write, because Tripod
@@ -129,7 +122,7 @@ impl KubeProxyConfiguration {
                 ));
             }
         }
-        if self.min_sync_period_given && self.min_sync_period.is_zero() {
+        if self.min_sync_period == Some(Duration::ZERO) {
             lines.push(format!(
                 "{}.minSyncPeriod: in a file 0s means the default; write 1ns to apply each change \
                  at once",
@@ -141,21 +134,16 @@ impl KubeProxyConfiguration {
 
     fn put_once_a_mode(&self, value: &mut Value) {
         let own = self.mode_section();
-        for section in [
-            ModeSection::Iptables,
-            ModeSection::Ipvs,
-            ModeSection::Nftables,
-        ] {
-            let (sync, min) = if section == own {
-                (self.sync_period, self.min_sync_period)
-            } else {
-                (Duration::ZERO, Duration::ZERO)
+        for section in [ModeName::Iptables, ModeName::Ipvs, ModeName::Nftables] {
+            let (sync, min) = match section == own {
+                true => (self.sync_period, self.min_sync_period.unwrap_or_default()),
+                false => (Duration::ZERO, Duration::ZERO),
             };
             let fields = &mut value[section.name()];
             fields["syncPeriod"] = json!(duration::format(sync));
             fields["minSyncPeriod"] = json!(duration::format(min));
         }
-        let nftables = own == ModeSection::Nftables;
+        let nftables = own == ModeName::Nftables;
         value["iptables"]["masqueradeAll"] = json!(self.masquerade_all && !nftables);
         value["nftables"]["masqueradeAll"] = json!(self.masquerade_all && nftables);
     }

@@ -6,7 +6,10 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::bind::{HEALTHZ_PORT, METRICS_PORT};
+use super::{
+    ModeName,
+    bind::{HEALTHZ_PORT, METRICS_PORT},
+};
 
 /// The configuration. `Default` is an empty file.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,10 +38,8 @@ pub struct KubeProxyConfiguration {
     pub mode: String,
     /// Time between two full syncs, which compare everything with the kernel.
     pub sync_period: Duration,
-    /// Shortest time between two syncs.
-    pub min_sync_period: Duration,
-    /// Whether `min_sync_period` is configured and not a default.
-    pub min_sync_period_given: bool,
+    /// Shortest time between two syncs; `None` if it is not configured.
+    pub min_sync_period: Option<Duration>,
     /// Whether everything that is sent to cluster IPs is masqueraded.
     pub masquerade_all: bool,
     /// Settings of iptables mode, and of ipvs mode's iptables rules.
@@ -54,6 +55,9 @@ pub struct KubeProxyConfiguration {
     pub detect_local_mode: String,
     /// The parameters of `detect_local_mode`.
     pub detect_local: Detect,
+    /// For the `detect_local_mode` `ClusterCIDR`: one CIDR, or one of each family, separated by a
+    /// comma.
+    pub cluster_cidr: String,
     /// CIDRs of node addresses that serve node ports, or `primary`; none: all.
     pub node_port_addresses: Vec<String>,
     /// Score adjustment for the kernel's out-of-memory killer, -1000 to 1000.
@@ -174,8 +178,6 @@ pub struct Detect {
     pub bridge_interface: String,
     /// Prefix of interface names, for `InterfaceNamePrefix`.
     pub interface_name_prefix: String,
-    /// For `ClusterCIDR`: one CIDR, or one of each family.
-    pub cluster_cidrs: Vec<String>,
 }
 
 /// Settings of the kernel's connection tracking.
@@ -212,8 +214,7 @@ impl Default for KubeProxyConfiguration {
             show_hidden_metrics_for_version: String::new(),
             mode: String::new(),
             sync_period: Duration::from_secs(30),
-            min_sync_period: Duration::from_secs(1),
-            min_sync_period_given: false,
+            min_sync_period: None,
             masquerade_all: false,
             iptables: Iptables {
                 masquerade_bit: 14,
@@ -224,6 +225,7 @@ impl Default for KubeProxyConfiguration {
             winkernel: Winkernel::default(),
             detect_local_mode: String::new(),
             detect_local: Detect::default(),
+            cluster_cidr: String::new(),
             node_port_addresses: Vec::new(),
             oom_score_adj: -999,
             conntrack: Conntrack::default(),
@@ -283,31 +285,19 @@ impl Default for Conntrack {
 }
 
 impl KubeProxyConfiguration {
-    /// The group of the file's fields with the values that exist for each mode.
-    pub(super) fn mode_section(&self) -> ModeSection {
+    /// The group of the file's fields with the values that exist for each mode; it has the name
+    /// of the mode.
+    pub(super) fn mode_section(&self) -> ModeName {
         match self.mode.as_str() {
-            "ipvs" => ModeSection::Ipvs,
-            "nftables" => ModeSection::Nftables,
-            _ => ModeSection::Iptables,
+            "ipvs" => ModeName::Ipvs,
+            "nftables" => ModeName::Nftables,
+            _ => ModeName::Iptables,
         }
     }
-}
 
-/// A group of fields for a mode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ModeSection {
-    Iptables,
-    Ipvs,
-    Nftables,
-}
-
-impl ModeSection {
-    /// The name of the group in the file.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            ModeSection::Iptables => "iptables",
-            ModeSection::Ipvs => "ipvs",
-            ModeSection::Nftables => "nftables",
-        }
+    /// The parts of `cluster_cidr`.
+    pub fn cluster_cidrs(&self) -> impl Iterator<Item = &str> {
+        let parts = self.cluster_cidr.split(',');
+        parts.filter(|_| !self.cluster_cidr.is_empty())
     }
 }

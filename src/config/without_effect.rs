@@ -19,44 +19,25 @@ pub fn fields_without_effect(c: &KubeProxyConfiguration) -> Vec<String> {
     if !names.is_empty() {
         fields.push(format!("featureGates ({})", names.join(", ")));
     }
-    let usual = KubeProxyConfiguration::default();
-    let (client, usual_client) = (&c.client_connection, &usual.client_connection);
-    let (windows, text, json) = (&c.winkernel, &c.logging.text, &c.logging.json);
-    for (field, given) in [
-        ("winkernel.networkName", !windows.network_name.is_empty()),
-        ("winkernel.sourceVip", !windows.source_vip.is_empty()),
-        ("winkernel.enableDSR", windows.enable_dsr),
-        (
-            "winkernel.rootHnsEndpointName",
-            !windows.root_hns_endpoint_name.is_empty(),
-        ),
-        (
-            "winkernel.forwardHealthCheckVip",
-            windows.forward_health_check_vip,
-        ),
-        ("windowsRunAsService", c.windows_run_as_service),
-        ("enableProfiling", c.enable_profiling),
-        (
-            "showHiddenMetricsForVersion",
-            !c.show_hidden_metrics_for_version.is_empty(),
-        ),
-        (
-            "configSyncPeriod",
-            c.config_sync_period != usual.config_sync_period,
-        ),
-        (
-            "clientConnection.contentType",
-            client.content_type != usual_client.content_type,
-        ),
-        (
-            "clientConnection.acceptContentTypes",
-            !client.accept_content_types.is_empty(),
-        ),
-        ("logging.vmodule", !c.logging.vmodule.is_empty()),
-        ("logging.options.text", *text != Default::default()),
-        ("logging.options.json", *json != Default::default()),
+    let (given, usual) = (c.to_value(), KubeProxyConfiguration::default().to_value());
+    for field in [
+        "winkernel.networkName",
+        "winkernel.sourceVip",
+        "winkernel.enableDSR",
+        "winkernel.rootHnsEndpointName",
+        "winkernel.forwardHealthCheckVip",
+        "windowsRunAsService",
+        "enableProfiling",
+        "showHiddenMetricsForVersion",
+        "configSyncPeriod",
+        "clientConnection.contentType",
+        "clientConnection.acceptContentTypes",
+        "logging.vmodule",
+        "logging.options.text",
+        "logging.options.json",
     ] {
-        if given {
+        let pointer = format!("/{}", field.replace('.', "/"));
+        if given.pointer(&pointer) != usual.pointer(&pointer) {
             fields.push(field.to_owned());
         }
     }

@@ -257,7 +257,7 @@ fn names_loopback(configured: &NodePortAddresses) -> bool {
 fn syncs(given: &Given, rows: &mut Rows) {
     let c = &given.settings.configuration;
     let was = given.kube_proxy_mode();
-    if !c.min_sync_period_given && matches!(was, ModeName::Iptables | ModeName::Nftables) {
+    if c.min_sync_period.is_none() && matches!(was, ModeName::Iptables | ModeName::Nftables) {
         rows.note([
             "minSyncPeriod is not set",
             "waits 1 s from one sync to the next",

@@ -173,8 +173,7 @@ fn ranges(family: Family) -> [IpNet; 2] {
 /// The checked configuration of the process.
 pub(super) fn configuration() -> Checked {
     let mut configuration = KubeProxyConfiguration::default();
-    let networks = ["10.244.0.0/16", "fd00:f4::/32"];
-    configuration.detect_local.cluster_cidrs = networks.map(str::to_owned).into();
+    configuration.cluster_cidr = "10.244.0.0/16,fd00:f4::/32".to_owned();
     config::check(configuration, Vec::new()).expect("the configuration is valid")
 }
 

@@ -33,7 +33,7 @@ use crate::{
     api_client::{self, RequestMetrics},
     authorize::Authorizer,
     cli::Settings,
-    config::{Effective, FeatureGate, ModeName},
+    config::{FeatureGate, KubeProxyConfiguration, ModeName},
     ejection,
     events::{self, Event, Recorder},
     lifecycle,
@@ -65,7 +65,7 @@ async fn begin_to_serve(settings: Settings, signals: ending::Signals) -> Done {
     let effective = &settings.effective;
     let node = node::name(&settings.configuration.hostname_override)?;
     let registry = registry(&settings);
-    let options = sync_options(effective);
+    let options = sync_options(&settings.configuration);
     let health = Arc::new(Health::new(2 * options.sync_period));
     let mut serving: JoinSet<Result<(), serve::Error>> = JoinSet::new();
     let listeners = Listeners::default();
@@ -209,11 +209,13 @@ fn eject<M: Mode>(
     Ok(())
 }
 
-fn sync_options(effective: &Effective) -> schedule::Options {
+fn sync_options(configuration: &KubeProxyConfiguration) -> schedule::Options {
     let default = schedule::Options::default();
     schedule::Options {
-        sync_period: effective.sync_period,
-        min_interval: effective.min_sync_period.unwrap_or(default.min_interval),
+        sync_period: configuration.sync_period,
+        min_interval: configuration
+            .min_sync_period
+            .unwrap_or(default.min_interval),
         ..default
     }
 }
@@ -255,7 +257,7 @@ fn introspection(settings: &Settings, choice: Chosen, registry: &Registry) -> In
         wanting: choice.wanting,
         gates: FeatureGate::ALL.map(gate).into(),
     };
-    let min_sync_period = sync_options(&settings.effective).min_interval;
+    let min_sync_period = sync_options(&settings.configuration).min_interval;
     let configuration = settings.configuration.to_configz(min_sync_period);
     Introspection::new(registry.clone(), running, configuration, flags.collect())
 }
@@ -398,7 +400,7 @@ mod tests {
     fn flags_name_the_interval_that_is_in_force_without_one() {
         let read = cli::read(["tripod".into()], |_| unreachable!("no file"));
         let settings = read.expect("good flags");
-        let interval = duration::format(sync_options(&settings.effective).min_interval);
+        let interval = duration::format(sync_options(&settings.configuration).min_interval);
         for flag in ["iptables-min-sync-period", "ipvs-min-sync-period"] {
             assert!(settings.flags.contains(&(flag, interval.clone())), "{flag}");
         }

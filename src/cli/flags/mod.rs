@@ -6,7 +6,7 @@ mod observing;
 mod proxying;
 mod running;
 
-pub(super) use self::objects::hostname;
+pub(super) use self::{objects::hostname, observing::LOGGING};
 use super::flag::Flag;
 
 /// The flags by the headings that they have in the help.
@@ -18,7 +18,7 @@ pub(super) const GROUPS: [(&str, &[Flag]); 9] = [
     ("Userspace mode", proxying::USERSPACE),
     ("Connection tracking of the kernel", proxying::CONNTRACK),
     ("Observing", observing::OBSERVING),
-    ("Logging", observing::LOGGING),
+    ("Logging", LOGGING),
     ("Running", running::RUNNING),
 ];
 

@@ -121,7 +121,7 @@ pub(super) const OBSERVING: &[Flag] = &[
     .hidden(),
 ];
 
-pub(super) const LOGGING: &[Flag] = &[
+pub(in crate::cli) const LOGGING: &[Flag] = &[
     Flag::new(
         "v",
         "LEVEL",

@@ -80,10 +80,17 @@ pub(super) const PROXYING: &[Flag] = &[
     )
     .line("How this node's pods are recognized; without it: ClusterCIDR")
     .common(),
-    Flag::text(
+    Flag::new(
         "cluster-cidr",
         "CIDRS",
-        |o| &mut o.cluster_cidr,
+        Field::Set(
+            |o, text| {
+                let cidrs: Vec<&str> = text.split(',').map(str::trim).collect();
+                o.configuration.cluster_cidr = cidrs.join(",");
+                Ok(())
+            },
+            "",
+        ),
         "Addresses of the cluster's pods, for ClusterCIDR: one CIDR, or one of each IP family, \
          separated by a comma",
     )

@@ -20,13 +20,13 @@ fn values_are_written_as_for_kube_proxy() {
     ] {
         assert_eq!(verbosity(arguments), 2, "{arguments:?}");
     }
-    assert!(settings(&["--masquerade-all"]).effective.masquerade_all);
-    assert!(settings(&["--masquerade_all=T"]).effective.masquerade_all);
-    assert!(
-        !settings(&["--masquerade-all", "--masquerade-all=false"])
-            .effective
-            .masquerade_all
-    );
+    let masquerade_all = |arguments| settings(arguments).configuration.masquerade_all;
+    assert!(masquerade_all(&["--masquerade-all"]));
+    assert!(masquerade_all(&["--masquerade_all=T"]));
+    assert!(!masquerade_all(&[
+        "--masquerade-all",
+        "--masquerade-all=false"
+    ]));
     let c = settings(&[
         "--iptables-localhost-nodeports=0",
         "--oom-score-adj",
@@ -294,9 +294,9 @@ fn sync_periods_follow_the_mode() {
         (vec![both[1], "--ipvs-min-sync-period=3s"], 22, Some(3)),
         (vec!["--iptables-min-sync-period=0"], 30, Some(0)),
     ] {
-        let effective = settings(&flags).effective;
-        assert_eq!(effective.sync_period, seconds(sync), "{flags:?}");
-        assert_eq!(effective.min_sync_period, min.map(seconds), "{flags:?}");
+        let c = settings(&flags).configuration;
+        assert_eq!(c.sync_period, seconds(sync), "{flags:?}");
+        assert_eq!(c.min_sync_period, min.map(seconds), "{flags:?}");
     }
     for (file, sync, min) in [
         (
@@ -316,9 +316,9 @@ fn sync_periods_follow_the_mode() {
         ),
         ("ipvs: {syncPeriod: 22s, minSyncPeriod: 2s}\n", 22, Some(2)),
     ] {
-        let effective = settings_of_file(&format!("{TOP}{file}"), &[]).effective;
-        assert_eq!(effective.sync_period, seconds(sync), "{file}");
-        assert_eq!(effective.min_sync_period, min.map(seconds), "{file}");
+        let c = settings_of_file(&format!("{TOP}{file}"), &[]).configuration;
+        assert_eq!(c.sync_period, seconds(sync), "{file}");
+        assert_eq!(c.min_sync_period, min.map(seconds), "{file}");
     }
 }
 

@@ -20,7 +20,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::{
-    config::{DetectLocal, Effective, ModeName, NodePortAddresses},
+    config::{DetectLocal, ModeName, NodePortAddresses},
     modes::userspace::capture::Requested,
     sched::SchedulerName,
 };

@@ -6,11 +6,12 @@ use super::*;
 #[test]
 fn flags_alone_make_what_kube_proxy_recorded() {
     let recorded = yaml(DEFAULTS);
+    let used = Duration::from_secs(1);
     let iptables = settings(&["--proxy-mode=iptables"]).configuration;
-    assert_eq!(iptables.to_value(), recorded);
+    assert_eq!(iptables.to_configz(used), recorded);
     // Without a mode, Tripod's differs only in the mode, and in where it writes the
     // periods for it.
-    let mut ours = settings(&[]).configuration.to_value();
+    let mut ours = settings(&[]).configuration.to_configz(used);
     assert_eq!(ours["mode"], "ipvs");
     ours["mode"] = "iptables".into();
     for period in ["syncPeriod", "minSyncPeriod"] {
@@ -104,16 +105,7 @@ fn what_is_written_means_the_same_when_read() {
         };
         let written = first.configuration.to_yaml().expect("can be written");
         let again = settings_of_file(&written, &[]);
-        let mut expected = first.configuration.clone();
-        if !expected.min_sync_period_given {
-            // A file without one has no minimum in ipvs mode; flags have one.
-            expected.min_sync_period = again.configuration.min_sync_period;
-        }
-        assert_eq!(
-            again.configuration.to_value(),
-            expected.to_value(),
-            "{written}"
-        );
+        assert_eq!(again.configuration, first.configuration, "{written}");
         let mut again = again.effective;
         // The written configuration names the mode.
         assert!(again.is_mode_named);
@@ -146,9 +138,12 @@ fn what_a_file_cannot_say_is_named() {
             .collect();
         assert_eq!(named, fields, "{flags:?}");
         let written = first.configuration.to_yaml().expect("can be written");
-        let again = settings_of_file(&written, &[]).effective;
-        let values = |of: &Effective| (of.healthz, of.metrics, of.min_sync_period);
-        let is_same = values(&again) == values(&first.effective);
+        let again = settings_of_file(&written, &[]);
+        let values = |of: &Settings| {
+            let min = of.configuration.min_sync_period;
+            (of.effective.healthz, of.effective.metrics, min)
+        };
+        let is_same = values(&again) == values(&first);
         assert_eq!(is_same, fields.is_empty(), "{flags:?}: {written}");
     }
 }
@@ -158,14 +153,15 @@ fn the_configuration_of_kubeadm_is_taken() {
     let map: ConfigMap = serde_saphyr::from_str(KUBEADM).expect("a ConfigMap");
     let text = &map.data.expect("has data")["config.conf"];
     let settings = settings_of_file(text, &["--hostname-override=node-1"]);
-    assert_eq!(settings.configuration.to_value(), yaml(KUBEADM_COMPLETE));
+    let c = settings.configuration;
+    assert_eq!(c.to_configz(Duration::from_secs(1)), yaml(KUBEADM_COMPLETE));
+    assert_eq!(c.sync_period, Duration::from_secs(30));
+    assert_eq!(c.min_sync_period, None);
     assert_eq!(settings.warnings, Vec::<String>::new());
     assert_eq!(settings.job, Job::Serve);
     let effective = settings.effective;
     assert_eq!(effective.mode, ModeName::Ipvs);
     assert_eq!(effective.scheduler, SchedulerName::Rr);
-    assert_eq!(effective.sync_period, Duration::from_secs(30));
-    assert_eq!(effective.min_sync_period, None);
     assert_eq!(effective.masquerade_bit, 14);
     assert_eq!(effective.node_ports, NodePortAddresses::default());
     let cidr = "10.244.0.0/16".parse().expect("CIDR");
@@ -177,18 +173,16 @@ fn the_configuration_of_kubeadm_is_taken() {
 #[test]
 fn every_field_is_taken() {
     let settings = settings_of_file(EVERY_FIELD, &[]);
-    assert_eq!(
-        settings.configuration.to_value(),
-        yaml(EVERY_FIELD_COMPLETE)
-    );
+    let c = settings.configuration;
+    assert_eq!(c.to_value(), yaml(EVERY_FIELD_COMPLETE));
+    assert_eq!(c.sync_period, Duration::from_secs(45));
+    assert_eq!(c.min_sync_period, Some(Duration::from_millis(250)));
+    assert!(c.masquerade_all);
     let effective = settings.effective;
     assert_eq!(effective.node_ip, "fd00::1".parse().ok());
     assert_eq!(effective.primary_family, net::Family::V6);
     assert_eq!(effective.healthz, "[::]:10256".parse().ok());
     assert_eq!(effective.metrics, "[::]:11249".parse().ok());
-    assert_eq!(effective.sync_period, Duration::from_secs(45));
-    assert_eq!(effective.min_sync_period, Some(Duration::from_millis(250)));
-    assert!(effective.masquerade_all);
     assert_eq!(effective.masquerade_bit, 0);
     assert_eq!(effective.scheduler, SchedulerName::Wlc);
     assert_eq!(effective.ipvs_exclude.len(), 2);

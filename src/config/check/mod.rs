@@ -14,7 +14,7 @@ use net::{
 use crate::{
     config::{
         DetectLocal, Effective, FeatureGate, KubeProxyConfiguration, ModeName, NodePortAddresses,
-        Problem, bind, kube_proxy::ModeSection, port_range, without_effect::without_effect,
+        Problem, bind, port_range, without_effect::without_effect,
     },
     sched::{SchedulerName, SchedulerNameError},
 };
@@ -61,9 +61,6 @@ pub fn check(
             "metrics-bind-address",
             &c.metrics_bind_address,
         ),
-        sync_period: c.sync_period,
-        min_sync_period: c.min_sync_period_given.then_some(c.min_sync_period),
-        masquerade_all: c.masquerade_all,
         masquerade_bit: check.masquerade_bit(c),
         scheduler: check.scheduler(c),
         ipvs_exclude: check.ipvs_exclude(c),
@@ -110,8 +107,7 @@ fn complete(c: &mut KubeProxyConfiguration) {
 /// of the pods has the same family.
 fn primary_family(c: &KubeProxyConfiguration) -> Family {
     let bound = parse_ip(&c.bind_address);
-    let pods = c.detect_local.cluster_cidrs.first();
-    let pods = pods.and_then(|text| parse_cidr(text));
+    let pods = c.cluster_cidrs().next().and_then(parse_cidr);
     match (bound, pods) {
         (Some(ip), Some(pods)) if ip.is_unspecified() => Family::of(&pods.addr()),
         (bound, _) => bound.map_or(Family::V4, |ip| Family::of(&ip)),
@@ -205,26 +201,19 @@ impl Check {
     }
 
     fn masquerade_bit(&mut self, c: &KubeProxyConfiguration) -> u8 {
-        // kube-proxy's bit for iptables is checked in every mode, that for nftables in
-        // nftables mode.
-        let mut bits = vec![(
-            "iptables",
-            "iptables-masquerade-bit",
-            c.iptables.masquerade_bit,
-        )];
-        if c.mode_section() == ModeSection::Nftables {
-            bits.push((
-                "nftables",
-                "iptables-masquerade-bit",
-                c.nftables.masquerade_bit,
-            ));
-        }
+        let bits = [
+            ("iptables", c.iptables.masquerade_bit),
+            ("nftables", c.nftables.masquerade_bit),
+        ];
+        // As in kube-proxy, the bit for iptables is checked in every mode.
+        let is_nftables = c.mode_section() == ModeName::Nftables;
         let mut valid = 14;
-        for (section, flag, bit) in bits {
+        for (section, bit) in bits.into_iter().take(1 + usize::from(is_nftables)) {
             match u8::try_from(bit) {
                 Ok(bit @ 0..=31) => valid = bit,
                 _ => {
                     let field = format!("{section}.masqueradeBit");
+                    let flag = "iptables-masquerade-bit";
                     self.invalid(field, flag, bit, "it must be from 0 to 31");
                 }
             }
@@ -313,20 +302,20 @@ impl Check {
                     let why = format!("it must be {LOCAL_MODES}");
                     self.invalid("detectLocalMode", "detect-local-mode", other, why);
                 }
-                DetectLocal::ClusterCidr(self.cluster_cidrs(&detect.cluster_cidrs))
+                DetectLocal::ClusterCidr(self.cluster_cidrs(c))
             }
         }
     }
 
-    fn cluster_cidrs(&mut self, texts: &[String]) -> Vec<IpNet> {
-        let cidrs: Vec<IpNet> = texts.iter().filter_map(|text| parse_cidr(text)).collect();
+    fn cluster_cidrs(&mut self, c: &KubeProxyConfiguration) -> Vec<IpNet> {
+        let cidrs: Vec<IpNet> = c.cluster_cidrs().filter_map(parse_cidr).collect();
         let why = match cidrs.as_slice() {
-            _ if cidrs.len() < texts.len() => CIDR,
+            _ if cidrs.len() < c.cluster_cidrs().count() => CIDR,
             [] | [_] => return cidrs,
             [IpNet::V4(_), IpNet::V6(_)] | [IpNet::V6(_), IpNet::V4(_)] => return cidrs,
             _ => "it must be one CIDR, or one of each family: 10.244.0.0/16,fd00:10:244::/56",
         };
-        self.invalid("clusterCIDR", "cluster-cidr", texts.join(","), why);
+        self.invalid("clusterCIDR", "cluster-cidr", &c.cluster_cidr, why);
         Vec::new()
     }
 
@@ -368,8 +357,7 @@ impl Check {
     /// Warns of a family that `nodePortAddresses` does not name: all its addresses serve
     /// node ports, which is hardly intended if the cluster has that family.
     fn unnamed_family(&mut self, c: &KubeProxyConfiguration, named: &[IpNet]) {
-        let cluster = c.detect_local.cluster_cidrs.iter();
-        let cluster: Vec<IpNet> = cluster.filter_map(|text| parse_cidr(text)).collect();
+        let cluster: Vec<IpNet> = c.cluster_cidrs().filter_map(parse_cidr).collect();
         for (family, is_v6) in [("IPv4", false), ("IPv6", true)] {
             let has = |nets: &[IpNet]| nets.iter().any(|net| net.addr().is_ipv6() == is_v6);
             if has(&cluster) && !has(named) && !named.is_empty() {

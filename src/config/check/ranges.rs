@@ -2,7 +2,7 @@
 
 use super::Check;
 use crate::{
-    config::{KubeProxyConfiguration, kube_proxy::ModeSection},
+    config::{KubeProxyConfiguration, ModeName},
     duration,
 };
 
@@ -52,20 +52,20 @@ impl Check {
             );
         }
         let section = if self.blank_mode {
-            ModeSection::Iptables
+            ModeName::Iptables
         } else {
             c.mode_section()
         };
         let flag = match section {
-            ModeSection::Ipvs => "ipvs-sync-period",
+            ModeName::Ipvs => "ipvs-sync-period",
             _ => "iptables-sync-period",
         };
         let field = format!("{}.syncPeriod", section.name());
         let sync = duration::format(c.sync_period);
         if c.sync_period.is_zero() {
             self.invalid(field, flag, sync, "it must be greater than 0");
-        } else if c.min_sync_period_given && c.min_sync_period > c.sync_period {
-            let min = duration::format(c.min_sync_period);
+        } else if let Some(min) = c.min_sync_period.filter(|min| *min > c.sync_period) {
+            let min = duration::format(min);
             self.invalid(
                 field,
                 flag,

@@ -137,7 +137,7 @@ impl Options {
                 .filter(of_family)
                 .or(addresses.first().copied()),
             node_addresses: addresses,
-            masquerade_all: configured.masquerade_all,
+            masquerade_all: configuration.masquerade_all,
             masquerade_mark: 1 << configured.masquerade_bit,
             node_ports: served.of(family),
             localhost_node_ports: configuration.iptables.localhost_node_ports,

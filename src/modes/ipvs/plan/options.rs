@@ -56,7 +56,7 @@ impl Options {
             primary_family: effective.primary_family,
             detect_local: effective.detect_local.clone(),
             node_ip: effective.node_ip,
-            masquerade_all: effective.masquerade_all,
+            masquerade_all: configuration.masquerade_all,
             masquerade_mark: 1 << effective.masquerade_bit,
             scheduler: scheduler.into(),
             exclude: effective.ipvs_exclude.clone(),

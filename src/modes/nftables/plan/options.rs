@@ -96,7 +96,7 @@ impl Options {
             family,
             detect_local: DetectLocal::new(&configured.detect_local, family, node),
             node_ip: configured.node_ip.filter(of_family).or(first),
-            masquerade_all: configured.masquerade_all,
+            masquerade_all: configuration.masquerade_all,
             masquerade_mark: 1 << configured.masquerade_bit,
             node_ports: node_ports(served, family),
             service_cidrs: networks.filter(is_of_family).collect(),
