@@ -99,6 +99,15 @@ impl Call<'_> {
         if self.port.is_of(Protocol::Sctp) {
             return Some("SCTP is not tested".to_owned());
         }
+        if let Some(endpoint) = self
+            .port
+            .endpoints
+            .keys()
+            .find(|one| one.ip().is_loopback())
+        {
+            let why = format!("its endpoint {endpoint} is a loopback address of the node");
+            return Some(why);
+        }
         let header = preferences.is_some_and(|asked| asked.proxy_protocol.is_some());
         if header && self.mode == ModeName::Userspace && self.port.is_of(Protocol::Tcp) {
             return Some("the test servers do not read the header of proxy-protocol".to_owned());

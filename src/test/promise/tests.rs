@@ -255,7 +255,13 @@ fn what_servers_here_cannot_do_is_not_tried() {
     assert!(why(ModeName::Nftables, header()).is_none());
     assert!(why(ModeName::Ipvs, direct()).is_some());
     assert!(why(ModeName::Nftables, direct()).is_none());
+    let mut other = web(TrafficPolicy::Cluster);
+    let loopback = "127.0.0.1:80".parse().expect("an address");
+    let (_, endpoint) = other.endpoints.pop_first().expect("an endpoint");
+    other.endpoints.insert(loopback, endpoint);
     port.name = port.name.over(Protocol::Sctp);
-    let call = call(&port, AddressKind::ClusterIp, Caller::Pod);
-    assert!(call.not_tried().is_some());
+    for port in [port, other] {
+        let call = call(&port, AddressKind::ClusterIp, Caller::Pod);
+        assert!(call.not_tried().is_some());
+    }
 }
