@@ -172,8 +172,10 @@ fn ranges(family: Family) -> [IpNet; 2] {
 
 /// The checked configuration of the process.
 pub(super) fn configuration() -> Checked {
-    let mut configuration = KubeProxyConfiguration::default();
-    configuration.cluster_cidr = "10.244.0.0/16,fd00:f4::/32".to_owned();
+    let configuration = KubeProxyConfiguration {
+        cluster_cidr: "10.244.0.0/16,fd00:f4::/32".to_owned(),
+        ..KubeProxyConfiguration::default()
+    };
     config::check(configuration, Vec::new()).expect("the configuration is valid")
 }
 
