@@ -2,12 +2,12 @@
 //! and gives way to the next one.
 //!
 //! A process whose first sync is applied in both IP families, or in one of them while the other one
-//! fails for long, listens on a unix socket in [`FOLDER`] ([`successor`]). One that starts finds
-//! these sockets, and connects to each ([`predecessor`]). The connection stays open as long as both
-//! run; [`hold::message`](crate::hold::message) says what goes over it.
+//! fails for long, listens on a unix socket in [`FOLDER`] (`successor`). One that starts finds
+//! these sockets, and connects to each (`predecessor`). The connection stays open as long as both
+//! run; `hold/message.rs` has the records that go over it.
 //!
 //! The processes share the listening sockets, and one of them at a time accepts connections and
-//! receives datagrams there ([`hold::turn`](crate::hold::turn)): local ports and rules stay valid,
+//! receives datagrams there: local ports and rules stay valid,
 //! and no connection waits at a socket that nobody serves. The end of the connection says that a
 //! process has ended, however it ended.
 //!
@@ -20,7 +20,7 @@
 //!
 //! The sockets are found by trying their names in this folder, in which nobody else can make any.
 //! Service addresses belong to one network namespace, while the folder may be one of several, so a
-//! name includes the number of the namespace ([`names`]).
+//! name includes the number of the namespace.
 
 mod draining;
 mod predecessor;

@@ -47,7 +47,7 @@ const NEW: u32 = 1 << 3;
 /// `NF_IP_PRI_RAW`: before connection tracking.
 const RAW: i32 = -300;
 
-/// Results of [`prepare`].
+/// Results of `prepare`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Prepared {
     /// Connections that got an entry and had none.
