@@ -61,7 +61,7 @@ fn check(words: &[String], cluster: &mut Cluster) -> Result<(), String> {
         // The test `commands_are_understood` has the program parse these.
         "tripod" | "target/debug/tripod" => Ok(()),
         "target/debug/examples/whoami" => is_there("examples/whoami.rs"),
-        "kill" | "wait" => Ok(()),
+        "kill" | "sleep" | "wait" => Ok(()),
         // `deploy::release` runs these.
         "base64" | "cut" | "grep" | "jq" | "openssl" | "sha256sum" | "skopeo" => Ok(()),
         "make" => inline::make(rest),
