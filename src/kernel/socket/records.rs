@@ -20,7 +20,7 @@ use tokio::{
 use super::unix;
 
 /// This type keeps the bounds of records, and reports the end of the connection.
-pub const KIND: Type = Type::SEQPACKET;
+const KIND: Type = Type::SEQPACKET;
 
 /// Maximum number of descriptors in one record (`SCM_MAX_FD` in include/net/scm.h): with room for
 /// all, none is leaked.
@@ -158,14 +158,7 @@ impl Listener {
     /// # Errors
     /// Those of [`unix::listen`].
     pub fn open(path: &Path) -> io::Result<Listener> {
-        Listener::over(unix::listen(path, KIND, unix::PRIVATE)?)
-    }
-
-    /// Accepts connections of a listening socket of [`KIND`].
-    ///
-    /// # Errors
-    /// When tokio cannot watch it.
-    pub fn over(socket: Socket) -> io::Result<Listener> {
+        let socket = unix::listen(path, KIND, unix::PRIVATE)?;
         Ok(Listener(UnixListener::from_std(socket.into())?))
     }
 

@@ -40,7 +40,7 @@ pub use self::assignments::read_anything;
 #[cfg(test)]
 pub(crate) use self::execute::listening::Listening;
 pub use self::{
-    assignments::{Assignments, FlowToPass, LONGEST_FLOW, MOST_RECORDS},
+    assignments::{Assignments, FlowToPass},
     capture::Capture,
     cleanup::{Installed, prepare_successor},
     loads::{EndpointLoad, Limited, Loads},

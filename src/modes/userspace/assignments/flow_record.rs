@@ -9,10 +9,6 @@ use crate::{
     modes::userspace::proxy::udp::Exchange,
 };
 
-/// Maximum length of a record in bytes: a number, an address after its length, a port, the
-/// exchanged datagrams, and an assignment.
-pub const LONGEST: usize = 8 + 17 + 2 + 9 + record::LONGEST;
-
 /// State of a flow that another process needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowRecord {

@@ -16,7 +16,6 @@ use hashbrown::HashMap;
 use net::Family;
 use parking_lot::Mutex;
 
-pub use self::flow_record::LONGEST as LONGEST_FLOW;
 use self::{
     flow_record::FlowRecord,
     record::{Assignment, Kind, Subject},
@@ -32,7 +31,7 @@ use crate::{hold::MOST_NOTES, kernel::uptime::uptime, services::ServicePortName}
 
 /// Maximum number of records that one process gives another, enough for a million clients: as many
 /// as the holder keeps.
-pub const MOST_RECORDS: usize = MOST_NOTES;
+const MOST_RECORDS: usize = MOST_NOTES;
 
 /// Assignments of this process, and those inherited from another one.
 #[derive(Debug, Default)]
