@@ -50,17 +50,12 @@ impl Executor {
             groups.for_each(|group| group.begin_turn(&self.shared, &self.workers));
         }
         let inherited = self.shared.holding.take_inherited();
-        if inherited.is_empty() {
-            return;
-        }
-        let mut open = HashMap::new();
-        for (name, group) in &mut self.groups {
-            let protocol = name.port.protocol;
-            let addresses: Vec<_> = group.listens_on().collect();
-            for address in addresses {
-                open.insert(BoundAddress { protocol, address }, name.clone());
-            }
-        }
+        // Usually they come before there are groups, or from the holder.
+        let open = if inherited.iter().any(InheritedSocket::is_shared) {
+            self.open_addresses()
+        } else {
+            HashMap::new()
+        };
         for inherited in inherited {
             let description = inherited.description();
             let (protocol, address) = (description.protocol, description.address);
@@ -75,6 +70,17 @@ impl Executor {
                 _ => self.inherit(inherited),
             }
         }
+    }
+
+    /// The addresses at which groups listen.
+    fn open_addresses(&self) -> HashMap<BoundAddress, GroupName> {
+        let groups = self.groups.iter();
+        let open = groups.flat_map(|(name, group)| {
+            let protocol = name.port.protocol;
+            let addresses = group.listens_on();
+            addresses.map(move |address| (BoundAddress { protocol, address }, name.clone()))
+        });
+        open.collect()
     }
 
     /// Keeps a socket until a group takes it, or a full sync is in force.

@@ -380,8 +380,10 @@ impl ListenerSet {
         let mut open = mem::take(&mut self.open);
         for listeners in &mut open {
             for WorkerListener { worker, token, .. } in &listeners.on {
-                worker.tcp.wake(*token);
-                worker.udp.wake(*token);
+                match listeners.protocol {
+                    Protocol::Udp => worker.udp.wake(*token),
+                    _ => worker.tcp.wake(*token),
+                }
             }
             if let Some(associations) = &self.associations {
                 go_on(listeners, associations);
