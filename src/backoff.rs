@@ -1,6 +1,6 @@
 //! Retries with growing pauses.
 
-use std::time::Duration;
+use std::{future::pending, time::Duration};
 
 use tokio::time::{Instant, sleep_until};
 
@@ -63,6 +63,15 @@ impl Backoff {
     pub fn succeeded(&mut self) {
         self.due = None;
         self.pause = self.first;
+    }
+}
+
+/// Waits until a point in time, for example until a retry is [due](Backoff::due); without one, for
+/// ever.
+pub async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => pending().await,
     }
 }
 

@@ -41,7 +41,7 @@ use tokio::{
             OwnedPermit, Sender, UnboundedReceiver, UnboundedSender, WeakSender, unbounded_channel,
         },
     },
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, timeout},
 };
 
 use self::{
@@ -49,7 +49,7 @@ use self::{
     watched::Watched,
 };
 use crate::{
-    backoff::Backoff,
+    backoff::{Backoff, until},
     config::ModeName,
     events::{self, Recorder},
     log_once::{LogOnce, LoggedFlag},
@@ -429,13 +429,6 @@ async fn arrived(kernel: Option<&Kernel>) {
     match kernel {
         // It fails only when the runtime shuts down, which ends this task as well.
         Some(kernel) => drop(kernel.events.arrived().await),
-        None => std::future::pending().await,
-    }
-}
-
-async fn until(due: Option<Instant>) {
-    match due {
-        Some(due) => sleep_until(due).await,
         None => std::future::pending().await,
     }
 }

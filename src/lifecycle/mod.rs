@@ -34,6 +34,7 @@ use net::{Family, PerFamily};
 use netlink::{isolation, unix_listeners};
 use tokio::{
     sync::mpsc::{Receiver, Sender, channel},
+    task::JoinSet,
     time::timeout,
 };
 
@@ -82,12 +83,17 @@ pub fn take_over(
     }
     let taken_over = async move {
         report_unreachable();
-        let mut followed = 0;
-        for predecessor in &predecessors {
-            followed += usize::from(predecessor.give_way(&handover).await);
+        let mut giving_way = JoinSet::new();
+        for predecessor in predecessors {
+            let handover = handover.clone();
+            giving_way
+                .spawn(async move { predecessor.give_way(&handover).await.then_some(predecessor) });
         }
-        if followed > 0 {
-            tracing::info!(processes = followed, "taking over from a running process");
+        let gave_way = giving_way.join_all().await;
+        let predecessors: Vec<Predecessor> = gave_way.into_iter().flatten().collect();
+        if !predecessors.is_empty() {
+            let processes = predecessors.len();
+            tracing::info!(processes, "taking over from a running process");
         }
         tokio::spawn(once_it_serves(serving, predecessors, handover, listeners));
         if let Some(holding) = holding {

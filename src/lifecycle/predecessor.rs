@@ -7,11 +7,13 @@ use tokio::{
         mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
         oneshot,
     },
-    time::{Instant, sleep_until, timeout},
+    task::JoinSet,
+    time::{Instant, timeout},
 };
 
 use super::{ANSWER, present};
 use crate::{
+    backoff::until,
     hold::{
         Taken, greet,
         message::{LONGEST, Message, VERSION, is_spoken},
@@ -44,17 +46,18 @@ pub async fn meet(listeners: &Listeners) -> Vec<Predecessor> {
             return Vec::new();
         }
     };
-    let mut predecessors = Vec::new();
+    let mut meetings = JoinSet::new();
     for name in names {
         // One that cannot be reached has ended.
         let Ok(channel) = Channel::connect(Path::new(&name)) else {
             continue;
         };
         if channel.is_same_user() {
-            predecessors.push(Predecessor::meet(channel, listeners).await);
+            let listeners = listeners.clone();
+            meetings.spawn(async move { Predecessor::meet(channel, &listeners).await });
         }
     }
-    predecessors
+    meetings.join_all().await
 }
 
 impl Predecessor {
@@ -131,7 +134,6 @@ struct TakingOver {
     /// When this process accepts although the predecessor did not say that it stopped; `None`: this
     /// process does not serve yet.
     accepts_at: Option<Instant>,
-    has_stopped: bool,
 }
 
 impl Session {
@@ -139,9 +141,7 @@ impl Session {
         if let Err(error) = self.exchange(commands).await {
             tracing::warn!("the connection to the running process ended: {error}");
         }
-        if let Some(taking_over) = &mut self.taking_over {
-            taking_over.stopped();
-        }
+        self.stopped();
         self.taking_over = None;
         self.listeners.predecessor_ended().await;
     }
@@ -151,7 +151,7 @@ impl Session {
         let mut buffer = [0; LONGEST];
         let version = match timeout(ANSWER, greet(&self.channel, &mut buffer)).await {
             Ok(Ok(version)) => version,
-            // It has ended, or hangs.
+            // It has ended.
             Ok(Err(error)) if error.kind() == io::ErrorKind::InvalidData => return Ok(()),
             Ok(Err(error)) => return Err(error),
             Err(_) => return Err(io::ErrorKind::TimedOut.into()),
@@ -163,9 +163,8 @@ impl Session {
             )));
         }
         let mut changes = self.listeners.changes();
+        changes.mark_changed();
         loop {
-            changes.mark_unchanged();
-            self.report_ports().await?;
             let accepts_at = self.taking_over.as_ref().and_then(|one| one.accepts_at);
             tokio::select! {
                 received = self.channel.receive(&mut buffer) => {
@@ -177,7 +176,7 @@ impl Session {
                 }
                 Some(command) = commands.recv() => self.command(command).await?,
                 Some(number) = self.taken.recv() => self.report_taken(number).await?,
-                _ = changes.changed() => {}
+                _ = changes.changed() => self.report_ports().await?,
                 () = until(accepts_at) => {
                     tracing::warn!(
                         "the running process did not say that it stopped accepting connections \
@@ -199,7 +198,6 @@ impl Session {
                     follows,
                     notes: Vec::new(),
                     accepts_at: None,
-                    has_stopped: false,
                 });
                 self.channel.send(&Message::TakeOver.encode(), None).await
             }
@@ -278,7 +276,6 @@ impl TakingOver {
     /// Accepts connections in place of the predecessor, which has stopped.
     fn stopped(&mut self) {
         self.accepts_at = None;
-        self.has_stopped = true;
         self.give();
         self.follows.stopped();
     }
@@ -299,16 +296,9 @@ impl TakingOver {
             return;
         };
         assignments.inherit_flow(record, socket, true);
-        if self.has_stopped {
+        if !self.follows.accepts() {
             assignments.give();
             holding.resume();
         }
-    }
-}
-
-async fn until(at: Option<Instant>) {
-    match at {
-        Some(at) => sleep_until(at).await,
-        None => std::future::pending().await,
     }
 }

@@ -13,11 +13,12 @@ use std::{
 use netlink::isolation;
 use tokio::{
     net::TcpListener,
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, timeout},
 };
 
 use super::{ANSWER, names};
 use crate::{
+    backoff::until,
     hold::{
         greet,
         message::{LONGEST, Message, is_spoken},
@@ -88,6 +89,7 @@ pub(super) async fn attend(channel: Channel, handover: Handover, listeners: List
         given: HashMap::new(),
         taken: HashSet::new(),
         passed: PassedOn::default(),
+        is_late: false,
     };
     // However the other process ends, this one continues.
     let _ = session.exchange(&mut buffer).await;
@@ -106,6 +108,8 @@ struct Session {
     /// Where it accepts once it serves.
     taken: HashSet<SocketAddr>,
     passed: PassedOn,
+    /// Whether it was logged that records cannot be sent yet.
+    is_late: bool,
 }
 
 /// How far a successor is.
@@ -126,11 +130,9 @@ enum Stage {
 impl Session {
     async fn exchange(&mut self, buffer: &mut [u8]) -> io::Result<()> {
         let mut changes = self.listeners.changes();
-        self.ports.send(&self.channel, &self.listeners).await?;
+        self.give_ports().await?;
         self.send(&Message::All, None).await?;
         loop {
-            changes.mark_unchanged();
-            self.ports.send(&self.channel, &self.listeners).await?;
             tokio::select! {
                 received = self.channel.receive(buffer) => {
                     let Some(received) = received? else {
@@ -145,14 +147,25 @@ impl Session {
                         _ => return Err(io::ErrorKind::InvalidData.into()),
                     }
                 }
-                _ = changes.changed() => {}
-                () = self.stage.is_over() => self.next().await?,
+                _ = changes.changed() => self.give_ports().await?,
+                () = until(self.stage.ends()) => self.next().await?,
             }
         }
     }
 
-    async fn send(&self, message: &Message, socket: Option<BorrowedFd<'_>>) -> io::Result<()> {
-        send(&self.channel, message, socket).await
+    async fn send(&mut self, message: &Message, socket: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        let (record, channel) = (message.encode(), &self.channel);
+        let send = || channel.send(&record, socket);
+        sending::when_possible(&mut self.is_late, "the successor", send).await
+    }
+
+    /// Gives the sockets on which this process answers about itself, as far as they were not given.
+    async fn give_ports(&mut self) -> io::Result<()> {
+        for (address, socket) in self.ports.unsent(&self.listeners) {
+            let message = Message::Port(address);
+            self.send(&message, Some(socket.as_fd())).await?;
+        }
+        Ok(())
     }
 
     async fn give_way(&mut self) -> io::Result<()> {
@@ -192,13 +205,12 @@ impl Session {
 
     /// Passes on the UDP flows that were not passed on before.
     async fn pass_flows(&mut self) -> io::Result<()> {
-        let Some(assignments) = self.handover.assignments() else {
-            return Ok(());
-        };
         let is_passed = |number| self.passed.0.contains_key(&number);
-        for FlowToPass { flow, record } in assignments.flows_to_pass(is_passed) {
+        let assignments = self.handover.assignments();
+        let flows = assignments.map(|all| all.flows_to_pass(is_passed));
+        for FlowToPass { flow, record } in flows.into_iter().flatten() {
             let message = Message::Flow(record);
-            send(&self.channel, &message, Some(flow.as_fd())).await?;
+            self.send(&message, Some(flow.as_fd())).await?;
             self.passed.0.insert(flow.number(), Arc::downgrade(&flow));
         }
         Ok(())
@@ -262,27 +274,14 @@ impl Session {
 }
 
 impl Stage {
-    async fn is_over(&self) {
+    /// When [`Session::next`] is due.
+    fn ends(&self) -> Option<Instant> {
         match self {
-            Stage::Tries(_, at) | Stage::Serves { late: Some(at), .. } => sleep_until(*at).await,
-            Stage::Met | Stage::IsLate | Stage::Serves { late: None, .. } => {
-                std::future::pending().await
-            }
+            Stage::Tries(_, at) => Some(*at),
+            Stage::Serves { late, .. } => *late,
+            Stage::Met | Stage::IsLate => None,
         }
     }
-}
-
-async fn send(
-    channel: &Channel,
-    message: &Message,
-    socket: Option<BorrowedFd<'_>>,
-) -> io::Result<()> {
-    let record = message.encode();
-    let mut is_late = false;
-    sending::when_possible(&mut is_late, "the successor", || {
-        channel.send(&record, socket)
-    })
-    .await
 }
 
 /// Flows that were passed on. This process reads their answers again when this is dropped.
@@ -325,16 +324,15 @@ impl Ports {
         }
     }
 
-    /// Sends the sockets that were not sent before.
-    async fn send(&mut self, channel: &Channel, listeners: &Listeners) -> io::Result<()> {
-        for (address, socket) in listeners.open() {
-            let now = Arc::downgrade(&socket);
-            let before = self.sent.insert(address, Weak::clone(&now));
-            if !before.is_some_and(|before| before.ptr_eq(&now)) {
-                send(channel, &Message::Port(address), Some(socket.as_fd())).await?;
-            }
-        }
-        Ok(())
+    /// The sockets that the successor does not know.
+    fn unsent(&mut self, listeners: &Listeners) -> Vec<(SocketAddr, Arc<TcpListener>)> {
+        let mut open = listeners.open();
+        open.retain(|(address, socket)| {
+            let now = Arc::downgrade(socket);
+            let before = self.sent.insert(*address, Weak::clone(&now));
+            !before.is_some_and(|before| before.ptr_eq(&now))
+        });
+        open
     }
 
     /// Leaves connections at `address` to the successor.

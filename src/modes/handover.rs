@@ -217,11 +217,6 @@ impl Handover {
         self.until(|now| !now.yields()).await;
     }
 
-    /// Waits until a successor's listeners are open.
-    pub async fn until_succeeded(&self) {
-        self.until(|now| now.serving > 0).await;
-    }
-
     async fn until(&self, is: impl FnMut(&OtherProcesses) -> bool) {
         let mut others = self.0.others.subscribe();
         // Fails only if the sender is gone, which `self` holds.
@@ -342,6 +337,11 @@ pub struct Predecessor {
 }
 
 impl Predecessor {
+    /// Whether it may still accept connections.
+    pub fn accepts(&self) -> bool {
+        self.accepts
+    }
+
     /// Records that it accepts no connections any more.
     pub fn stopped(&mut self) {
         if std::mem::replace(&mut self.accepts, false) {
