@@ -81,7 +81,7 @@ pub(super) fn table(status: &Status, detail: Detail, paint: Paint) -> String {
     let gave_way = status.gave_way.then(|| GAVE_WAY.to_owned());
     sections.toned("gave way", Tone::Warning, gave_way.as_slice());
     sections.plain("mode", vec![status.mode.name.clone()]);
-    sections.toned("no better one", Tone::Warning, &status.mode.passed_over);
+    sections.toned("passed over", Tone::Warning, &status.mode.passed_over);
     sections.toned("without", Tone::Warning, &status.mode.lost);
     let objects = &status.objects;
     let mut lines = vec![objects.source.clone()];
@@ -101,8 +101,11 @@ pub(super) fn table(status: &Status, detail: Detail, paint: Paint) -> String {
     let mut required = objects.kinds.iter().filter(|kind| kind.required);
     let serving = if required.all(|kind| kind.complete) {
         format!(
-            "{} Services, {} ServicePorts, {} of {} endpoints in use",
-            counts.services, counts.service_ports, counts.endpoints_in_use, counts.endpoints
+            "{}, {}, {} of {} in use",
+            number(counts.services, "Service"),
+            number(counts.service_ports, "ServicePort"),
+            counts.endpoints_in_use,
+            number(counts.endpoints, "endpoint")
         )
     } else {
         "not known yet".to_owned()
@@ -157,6 +160,14 @@ impl Sections {
         let paint = self.paint;
         let lines = lines.iter().map(|line| paint.paint(tone, line));
         self.plain(heading, lines.collect());
+    }
+}
+
+/// Returns the number with its noun, in the plural if it is not one.
+fn number(count: usize, noun: &str) -> String {
+    match count {
+        1 => format!("1 {noun}"),
+        _ => format!("{count} {noun}s"),
     }
 }
 

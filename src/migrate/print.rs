@@ -46,7 +46,7 @@ fn chosen(text: &mut String, report: &Report) {
     };
     field(text, "", "Tripod", &mode);
     for (name, lines) in [
-        ("no better", &chosen.passed_over),
+        ("passed over", &chosen.passed_over),
         ("without", &chosen.lost),
     ] {
         for line in lines {

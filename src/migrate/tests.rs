@@ -295,7 +295,7 @@ fn a_firewall_in_input_is_named_where_packets_come_to_pass_it() {
 fn report(given: &Given, mode: Option<ModeName>) -> Report {
     let node = Chosen {
         mode: mode.map(|mode| mode.to_string()),
-        passed_over: vec!["no ipvs mode here, for lack of IPVS".to_owned()],
+        passed_over: vec!["ipvs mode cannot run here: it needs IPVS".to_owned()],
         lost: Vec::new(),
     };
     Report {
@@ -352,7 +352,7 @@ fn people_read_what_counts_for_this_node_first() {
         at("Differs in nftables mode, which would run")
             < at("Differs in ipvs mode, if that is chosen")
     );
-    assert!(at("no better   no ipvs mode here, for lack of IPVS") < at("Something differs."));
+    assert!(at("passed over ipvs mode cannot run here: it needs IPVS") < at("Something differs."));
     for line in text.lines() {
         assert!(line.chars().count() <= 130, "{line}");
         assert_eq!(line, line.trim_end());

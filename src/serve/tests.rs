@@ -117,7 +117,7 @@ fn about_mode(registry: &Registry, named: bool) -> Introspection {
     let running = Running {
         mode: ModeName::Userspace,
         named,
-        passed_over: vec!["no ipvs mode here".to_owned()],
+        passed_over: vec!["ipvs mode cannot run here".to_owned()],
         wanting: vec!["ipvs".to_owned(), "dummy".to_owned()],
         gates: vec![Gate {
             name: "KubeProxyIPVS",

@@ -22,9 +22,9 @@ pub(super) fn report(choice: &Chosen, settings: &Settings, recorder: &Recorder) 
         tracing::info!("{notice}");
     }
     for reason in &choice.passed_over {
-        tracing::warn!("running in {mode} mode: {reason}");
+        tracing::warn!("running in {mode} mode, as {reason}");
         recorder.post(Event::worse_mode(format!(
-            "Running in {mode} mode: {reason}"
+            "Running in {mode} mode, as {reason}"
         )));
     }
     if let Some(hidden) = &choice.hides_clients {
@@ -48,9 +48,9 @@ pub(super) fn report(choice: &Chosen, settings: &Settings, recorder: &Recorder) 
 fn mode_notice(effective: &Effective) -> Option<String> {
     (!effective.is_mode_named).then(|| {
         format!(
-            "the configuration names no mode: Tripod runs the first mode that this kernel can run, \
-             {} mode if possible, while kube-proxy runs {}, and {} in a later version; name the \
-             mode (mode, --proxy-mode) so that it does not change",
+            "no mode is named, so Tripod runs the best one for this kernel, {} mode if possible \
+             (kube-proxy would run {} mode, and later versions {} mode); name one with --proxy-mode \
+             or, in the configuration, mode",
             effective.mode,
             ModeName::Iptables,
             ModeName::Nftables

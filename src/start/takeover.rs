@@ -330,9 +330,11 @@ pub(super) async fn cleanup(what: Cleanup, settings: &Settings) -> Done {
         tracing::info!(
             "{}",
             match what {
-                Cleanup::Everything => "removed what Tripod and kube-proxy had installed",
+                Cleanup::Everything =>
+                    "no rules, sets, addresses or routes of Tripod or kube-proxy are left on this node",
                 Cleanup::OnlyOfTripod =>
-                    "removed what Tripod had installed and kube-proxy does not use",
+                    "no rules, sets, addresses or routes of Tripod that kube-proxy does not use are left \
+                     on this node",
             }
         );
         return Ok(());

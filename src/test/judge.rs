@@ -25,7 +25,7 @@ pub(super) fn judge(promise: &Promise, seen: &[Seen], caller: IpAddr) -> Finding
             other_than(&Seen::Refused, "it must be refused", seen),
         ),
         Promise::Silence => (
-            "silence".to_owned(),
+            "no answer".to_owned(),
             other_than(&Seen::Silence, "nothing must answer", seen),
         ),
         Promise::Answers(answers) => (answers.words(), answers.fault(seen, caller)),
@@ -75,7 +75,7 @@ impl Answers {
         let mut answered = BTreeSet::new();
         for seen in seen {
             let Seen::Answer { name, client } = seen else {
-                return Some("not every call was answered".to_owned());
+                return Some("an endpoint must answer each call".to_owned());
             };
             if !known.contains(name) {
                 return Some(format!("{name} must not answer"));
@@ -106,7 +106,7 @@ fn summary(seen: &[Seen]) -> String {
         let (is_other, words) = match seen {
             Seen::Answer { name, .. } => (false, name.clone()),
             Seen::Refused => (true, "refused".to_owned()),
-            Seen::Silence => (true, "silence".to_owned()),
+            Seen::Silence => (true, "no answer".to_owned()),
             Seen::Other(what) => (true, what.clone()),
         };
         *counts.entry((is_other, words)).or_default() += 1;
@@ -209,13 +209,13 @@ mod tests {
             (
                 answers(false, false),
                 vec![one(), other(), Seen::Silence],
-                "10.1.0.1:80 (1 of 3), 10.1.0.2:80 (1 of 3), silence (1 of 3); \
-                 not every call was answered",
+                "10.1.0.1:80 (1 of 3), 10.1.0.2:80 (1 of 3), no answer (1 of 3); \
+                 an endpoint must answer each call",
             ),
             (
                 answers(false, false),
                 vec![Seen::Other("no route".to_owned())],
-                "no route; not every call was answered",
+                "no route; an endpoint must answer each call",
             ),
             (
                 answers(true, false),
@@ -231,7 +231,7 @@ mod tests {
             (
                 Promise::Refused,
                 vec![Seen::Refused, Seen::Silence],
-                "refused (1 of 2), silence (1 of 2); it must be refused",
+                "refused (1 of 2), no answer (1 of 2); it must be refused",
             ),
             (
                 Promise::Refused,
@@ -241,7 +241,7 @@ mod tests {
             (
                 Promise::Silence,
                 vec![Seen::Silence, other()],
-                "10.1.0.2:80 (1 of 2), silence (1 of 2); nothing must answer",
+                "10.1.0.2:80 (1 of 2), no answer (1 of 2); nothing must answer",
             ),
         ] {
             let judged = judge(&promise, &seen, CALLER);

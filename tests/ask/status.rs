@@ -75,7 +75,7 @@ fn a_healthy_proxy_says_what_it_is() {
             "objects        manifests in /run/manifests",
             "last sync      IPv4 ",
             "               IPv6 ",
-            "serving        1 Services, 4 ServicePorts, 12 of 12 endpoints in use",
+            "serving        1 Service, 4 ServicePorts, 12 of 12 endpoints in use",
         ] {
             assert!(printed.text.contains(words), "no {words:?} in {printed:?}");
         }

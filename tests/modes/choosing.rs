@@ -56,11 +56,11 @@ fn the_default_is_the_best_that_the_kernel_can_and_why_is_logged() {
         let expected = format!("tripod_mode_fallback{{reason=\"{missing}\"}} 0");
         assert_eq!(fallback, expected);
         for mode in better {
-            let words = format!("no {mode} mode here");
+            let words = format!("{mode} mode cannot run here");
             tripod.logs_once(&["WARN", &words]);
             assert!(status.contains(&words), "{status}");
         }
-        assert_eq!(tripod.logged(&["mode here"]), better.len());
+        assert_eq!(tripod.logged(&["mode cannot run here"]), better.len());
     });
 }
 

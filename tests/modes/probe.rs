@@ -129,7 +129,8 @@ fn what_is_left_out_is_missing_in_every_view() {
             assert!(without.contains("KUBE-SERVICES") && !without.contains("-m comment"));
             let (nothing, why, status) = render(mode, "mark");
             assert_eq!((&*nothing, status), ("", Some(1)), "{why}");
-            let words = format!("no {mode} mode here, for lack of IPv4 -m mark, -j MARK (excluded");
+            let words =
+                format!("{mode} mode cannot run here: it needs IPv4 -m mark, -j MARK (excluded");
             assert!(why.contains(&words), "{why}");
         }
         for job in [&["probe"][..], &["render", "--manifests=/run/objects"], &[]] {

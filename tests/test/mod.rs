@@ -354,13 +354,13 @@ fn what_is_not_as_promised_fails() {
         let failed = checks(&report).iter().filter(|check| {
             check["from"] == "a pod" && check["outcome"] == "failed" && {
                 let seen = check["seen"].as_str().unwrap_or_default();
-                seen.contains("silence") && check["promised"] == "10.1.0.2:8080"
+                seen.contains("no answer") && check["promised"] == "10.1.0.2:8080"
             }
         });
         assert!(failed.count() > 0, "{report:#}");
         let silent = checks(&report)
             .iter()
-            .filter(|check| check["promised"] == "silence");
+            .filter(|check| check["promised"] == "no answer");
         assert!(
             silent.clone().all(|check| check["outcome"] == "passed"),
             "{report:#}"
@@ -420,7 +420,7 @@ fn what_cannot_be_tried_is_said() {
         // In a kernel that has IPVS the mode is tested.
         let (text, error, status) = printed(command(&some, &["--proxy-mode=ipvs"]));
         if status == Some(2) {
-            for words in ["ipvs mode cannot run here", "for lack of", "tripod probe"] {
+            for words in ["ipvs mode cannot run here", "it needs", "tripod probe"] {
                 assert!(error.contains(words), "no {words:?} in {error}");
             }
         } else {

@@ -129,7 +129,7 @@ mod tests {
         let unknown = |unable: &Unable| matches!(unable, Unable::Unknown(_));
         assert_eq!(
             refused(Errno::ENOENT),
-            Unable::Missing("No such file or directory".to_owned())
+            Unable::Missing("not in this kernel".to_owned())
         );
         assert_eq!(
             refused(Errno::ENOMEM),

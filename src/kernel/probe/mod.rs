@@ -345,7 +345,17 @@ impl Kernel {
     }
 }
 
-/// Returns an error number in words, for reasons.
+/// Returns an error number in words, for reasons. Linux answers with any of the first ones where a
+/// part of it was not built or is not loaded.
 fn words(errno: Errno) -> String {
-    errno.desc().to_owned()
+    let words = match errno {
+        Errno::ENOENT
+        | Errno::EOPNOTSUPP
+        | Errno::EPROTONOSUPPORT
+        | Errno::EAFNOSUPPORT
+        | Errno::ESOCKTNOSUPPORT
+        | Errno::ENOPROTOOPT => "not in this kernel",
+        other => other.desc(),
+    };
+    words.to_owned()
 }

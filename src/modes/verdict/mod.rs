@@ -141,7 +141,7 @@ impl fmt::Display for Verdict {
             .collect();
         write!(
             f,
-            "no {} mode here, for lack of {}",
+            "{} mode cannot run here: it needs {}",
             self.mode,
             missing.join(", ")
         )

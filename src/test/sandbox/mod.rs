@@ -105,8 +105,8 @@ fn mode(status: &Status, asked: Option<ModeName>) -> Result<ModeName, String> {
     match asked.filter(|asked| *asked != mode) {
         None => Ok(mode),
         Some(asked) => Err(format!(
-            "{asked} mode cannot run here, and Tripod ran {mode} mode instead: {}. tripod probe \
-             lists what is missing; without --proxy-mode, the best mode that can run is tested",
+            "Tripod ran {mode} mode instead of {asked} mode: {} (tripod probe lists what is \
+             missing; without --proxy-mode, the best mode that can run is tested)",
             status.mode.passed_over.join("; ")
         )),
     }
@@ -116,7 +116,7 @@ fn mode(status: &Status, asked: Option<ModeName>) -> Result<ModeName, String> {
 fn notes(status: &Status, node: &str) -> Vec<String> {
     let mut notes = vec![format!("node {node}")];
     let passed_over = status.mode.passed_over.iter();
-    notes.extend(passed_over.map(|why| format!("not a better mode: {why}")));
+    notes.extend(passed_over.map(|why| format!("passed over: {why}")));
     notes.extend(status.mode.lost.iter().cloned());
     notes.extend(status.failing.items.iter().map(|failing| {
         let name = failing.service_port.clone().unwrap_or_default();

@@ -83,8 +83,8 @@ impl Run<'_> {
         for mode in &passed_over {
             let lacks_nf_tables = **mode == "nftables" && !has_nf_tables;
             let lack = if lacks_nf_tables { NO_NF_TABLES } else { &lack };
-            let sentence = format!("no {mode} mode here, for lack of {lack}");
-            let line = format!("running in {runs} mode: {sentence}");
+            let sentence = format!("{mode} mode cannot run here: it needs {lack}");
+            let line = format!("running in {runs} mode, as {sentence}");
             assert_eq!(
                 tripod.logged(&["WARN", &line]),
                 1,
