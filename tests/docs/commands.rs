@@ -135,15 +135,24 @@ fn docker(words: &[&str]) -> Result<(), String> {
 }
 
 /// Flags of `helm upgrade` that `helm template` does not have.
-const OF_UPGRADE: [&str; 3] = ["--install", "--reuse-values", "--force-conflicts"];
+const OF_UPGRADE: [&str; 3] = [
+    "--install",
+    "--reset-then-reuse-values",
+    "--force-conflicts",
+];
 
 /// Has Helm render the chart with the same flags; its schema refuses unknown values.
 fn helm(words: &[&str]) -> Result<(), String> {
     if words.first() == Some(&"uninstall") {
         return one_of(words, &["uninstall tripod --namespace kube-system"]);
     }
+    if words.first() == Some(&"rollback") {
+        return one_of(words, &["rollback tripod --namespace kube-system"]);
+    }
     let [verb @ ("install" | "upgrade" | "template"), rest @ ..] = words else {
-        return Err("only helm install, upgrade, uninstall and template are known".to_owned());
+        return Err(
+            "only helm install, upgrade, rollback, uninstall and template are known".to_owned(),
+        );
     };
     let [release, chart, ..] = rest else {
         return Err("it names no chart".to_owned());
@@ -160,7 +169,9 @@ fn helm(words: &[&str]) -> Result<(), String> {
         .filter(|word| *verb != "upgrade" || !OF_UPGRADE.contains(word));
     // The values of the upgraded release include an image.
     let reused = ["--set", "image.repository=registry.example.org/tripod"];
-    let reused = reused.iter().filter(|_| words.contains(&"--reuse-values"));
+    let reused = reused
+        .iter()
+        .filter(|_| words.contains(&"--reset-then-reuse-values"));
     let done = Command::new(program)
         .arg("template")
         .args(rest)

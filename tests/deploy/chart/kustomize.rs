@@ -8,7 +8,7 @@ use super::{Objects, name, objects, proxy, rendered, template, tool};
 use crate::deploy::{folder, holder, only, read, secure::patched};
 
 /// Prefixes of labels and annotations that only the chart sets.
-const OF_HELM: [&str; 2] = ["app.kubernetes.io/", "helm.sh/"];
+const OF_HELM: [&str; 3] = ["app.kubernetes.io/", "helm.sh/", "checksum/"];
 
 /// Renders a folder of `deploy` with kustomize.
 fn kustomized(path: &str) -> Option<Objects> {

@@ -338,3 +338,24 @@ fn values_that_cannot_be_meant_are_refused() {
         assert!(why.contains(expected), "{values:?}: {why}");
     }
 }
+
+/// Tripod reads the ConfigMap only when it starts.
+#[test]
+fn another_configuration_replaces_the_pods() {
+    let new = &super::NEW_CLUSTER[..];
+    let sum = |values: &[&str]| {
+        let objects = rendered(values)?;
+        let pod = &proxy(&objects)["spec"]["template"]["metadata"];
+        Some(pod["annotations"]["checksum/config"].clone())
+    };
+    let mode = [new, &["config.kubeProxy.mode=iptables"]].concat();
+    let holder = [new, &["holder.enabled=false"]].concat();
+    let (Some(before), Some(mode), Some(holder), Some(none)) =
+        (sum(new), sum(&mode), sum(&holder), sum(&[]))
+    else {
+        return;
+    };
+    assert!(before.is_string() && none.is_null(), "{before} {none}");
+    assert_ne!(before, mode);
+    assert_eq!(before, holder);
+}
