@@ -231,7 +231,7 @@ mod tests {
             (
                 Promise::Refused,
                 vec![Seen::Refused, Seen::Silence],
-                "refused (1 of 2), no answer (1 of 2); it must be refused",
+                "no answer (1 of 2), refused (1 of 2); it must be refused",
             ),
             (
                 Promise::Refused,

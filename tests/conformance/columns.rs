@@ -233,6 +233,10 @@ pub fn rules_without_reject(column: &Column) -> bool {
     rules_without(column, "reject", "nft-reject")
 }
 
+pub fn userspace_without_reject(column: &Column) -> bool {
+    column.mode == "userspace" && column.without == Some("reject")
+}
+
 pub fn ipvs_without_reject(column: &Column) -> bool {
     ipvs(column) && column.without == Some("reject")
 }

@@ -123,7 +123,10 @@ fn nftables(kernel: &Kernel, family: Family) -> Vec<Need> {
         required(of(NftPart::Numgen), spreading)
     });
     for (part, effect) in [
-        (NftPart::Hash, "without it, there is no scheduler sh"),
+        (
+            NftPart::Hash,
+            "without it, there are no schedulers sh, mh and mh-port",
+        ),
         (
             NftPart::Fib,
             "without it, node ports answer only on the addresses of the Node object",
@@ -381,8 +384,8 @@ fn redirected(needs: &mut Vec<Need>, requirements: &ModeRequirements, family: Fa
         ),
         (
             Extension::Reject,
-            "without it, clients that call the local port of a listener get no answer (redirect \
-             capture)",
+            "without it, clients of a Service without endpoints, and those that call the local \
+             port of a listener, get no answer (redirect capture)",
         ),
         (
             Extension::Addrtype,
