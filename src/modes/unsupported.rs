@@ -100,6 +100,15 @@ impl Reason {
         }
     }
 
+    /// The size of hash tables, which modes other than nftables mode do not let a Service choose.
+    pub fn of_hash_table_size(preferences: &Preferences) -> Option<Reason> {
+        let why = "tables of hashes have a size that depends on the number of endpoints alone; \
+                   nftables mode lets a Service choose it";
+        preferences
+            .hash_table_size
+            .map(|_| Reason::new(Preferences::HASH_TABLE_SIZE, why))
+    }
+
     /// The limits that are not honoured if the kernel forwards connections.
     pub fn of_limits(preferences: &Preferences) -> impl Iterator<Item = Reason> {
         let why = "the kernel forwards connections, and nothing counts them when they begin; \

@@ -1,9 +1,10 @@
 //! `mh`: Maglev hashing. A client address keeps its real server, clients are spread in proportion
 //! to the weights, and adding or removing a server moves little more than its own share (kernel
-//! `ip_vs_mh.c`, without the flag `mh-port`; D. E. Eisenbud et al., "Maglev: a fast and reliable
-//! software network load balancer", NSDI 2016, section 3.4).
+//! `ip_vs_mh.c`; D. E. Eisenbud et al., "Maglev: a fast and reliable software network load
+//! balancer", NSDI 2016, section 3.4). `mh-port` also looks at the client's port, as the kernel
+//! does with the flag of that name.
 
-use std::{fmt, net::SocketAddr, sync::Arc};
+use std::{cmp::Reverse, collections::BinaryHeap, fmt, net::SocketAddr, sync::Arc};
 
 use super::{
     Flow, RealServer, Scheduler,
@@ -26,6 +27,8 @@ const PROBES: u32 = 32;
 const UNASSIGNED: u32 = u32::MAX;
 
 pub(super) struct Maglev {
+    /// Whether the client's port counts as well.
+    by_port: bool,
     /// The members that the table was made from: each server and its latest weight other than 0.
     members: Box<[(SocketAddr, u32)]>,
     /// Index of the real server of each entry; empty if no server ever had a
@@ -34,7 +37,7 @@ pub(super) struct Maglev {
 }
 
 impl Maglev {
-    pub(super) fn new(servers: &[RealServer], previous: Option<&Maglev>) -> Self {
+    pub(super) fn new(servers: &[RealServer], previous: Option<&Maglev>, by_port: bool) -> Self {
         let members: Box<[_]> = servers
             .iter()
             .enumerate()
@@ -44,7 +47,11 @@ impl Maglev {
             Some(previous) if previous.members == members => previous.table.clone(),
             _ => populate(&members).into(),
         };
-        Maglev { members, table }
+        Maglev {
+            by_port,
+            members,
+            table,
+        }
     }
 }
 
@@ -63,12 +70,84 @@ fn latest_weight(i: usize, server: &RealServer, previous: Option<&Maglev>) -> u3
         .map_or(0, |&(_, weight)| weight)
 }
 
-/// A member's walk over the table: its order of preference for entries, and how many it takes in
-/// each round.
-struct Walk {
-    at: u32,
-    skip: u32,
-    turns: u32,
+/// A table that is being filled, and the walk of each member over it: its order of preference for
+/// entries.
+struct Filling {
+    table: Box<[u32]>,
+    free: u32,
+    /// Where each member looks next, and how far it goes if it finds the entry taken.
+    walks: Box<[(u32, u32)]>,
+}
+
+impl Filling {
+    /// Begins to fill a table with a prime number of entries.
+    fn new(size: u32, members: impl Iterator<Item = SocketAddr>) -> Filling {
+        let walks = members.map(|address| {
+            let word = fold(address.ip()).wrapping_add(u32::from(address.port()));
+            let skip = hsiphash(word, SKIP_KEY) % (size - 1) + 1;
+            (hsiphash(word, OFFSET_KEY) % size, skip)
+        });
+        Filling {
+            table: vec![UNASSIGNED; size as usize].into_boxed_slice(),
+            free: size,
+            walks: walks.collect(),
+        }
+    }
+
+    /// Gives the member the entry that it likes best among those that are free.
+    fn take(&mut self, member: usize) {
+        let size = self.table.len() as u32;
+        let (at, skip) = &mut self.walks[member];
+        // The size is prime, so each walk passes every entry.
+        while self.free > 0 && self.table[*at as usize] != UNASSIGNED {
+            *at = (*at + *skip) % size;
+        }
+        if self.free > 0 {
+            self.table[*at as usize] = member as u32;
+            self.free -= 1;
+        }
+    }
+}
+
+/// Sizes below those of the kernel, also prime, for Services with few endpoints.
+const SMALL: [u32; 5] = [7, 13, 31, 61, 127];
+
+/// Returns the smallest size of a table with at least `entries` entries; the largest if there is
+/// none.
+pub fn maglev_size(entries: usize) -> u32 {
+    let mut sizes = SMALL.into_iter().chain(PRIMES);
+    let fits = sizes.find(|size| *size as usize >= entries);
+    fits.unwrap_or(PRIMES[PRIMES.len() - 1])
+}
+
+/// Returns for each entry of a table which member takes it. Each member with a weight has an
+/// entry, and a share that differs from its weight by about an entry (turns by Sainte-Laguë's
+/// divisors), unlike the kernel's, which rounds weights. The table depends on nothing else, so that
+/// all nodes have the same.
+pub fn maglev_table(members: &[(SocketAddr, u32)], size: u32) -> Box<[u32]> {
+    let mut filling = Filling::new(size, members.iter().map(|(address, _)| *address));
+    let with_weight = members
+        .iter()
+        .enumerate()
+        .filter(|(_, (_, weight))| *weight > 0);
+    // When a member that has so many entries takes its next one.
+    let turn = |taken: u64, weight: u32| ((2 * taken + 1) << 32) / u64::from(weight);
+    let mut turns = BinaryHeap::new();
+    for (member, (_, weight)) in with_weight {
+        filling.take(member);
+        turns.push(Reverse((turn(1, *weight), member, 1)));
+    }
+    while filling.free > 0
+        && let Some(Reverse((_, member, taken))) = turns.pop()
+    {
+        filling.take(member);
+        turns.push(Reverse((
+            turn(taken + 1, members[member].1),
+            member,
+            taken + 1,
+        )));
+    }
+    filling.table
 }
 
 fn populate(members: &[(SocketAddr, u32)]) -> Box<[u32]> {
@@ -84,35 +163,14 @@ fn populate(members: &[(SocketAddr, u32)]) -> Box<[u32]> {
     // Rows stay short relative to the table: 6 bits of weight for the default one.
     let most = members.iter().map(|&(_, w)| w / gcd).max().unwrap_or(0);
     let shift = (u32::BITS - most.leading_zeros()).saturating_sub((prime as u32 + 8) / 2);
-    let mut walks: Vec<Walk> = members
-        .iter()
-        .map(|&(address, weight)| {
-            let word = fold(address.ip()).wrapping_add(u32::from(address.port()));
-            Walk {
-                at: hsiphash(word, OFFSET_KEY) % size,
-                skip: hsiphash(word, SKIP_KEY) % (size - 1) + 1,
-                turns: ((weight / gcd) >> shift).max(u32::from(weight > 0)),
-            }
-        })
-        .collect();
-
-    let mut table = vec![UNASSIGNED; size as usize].into_boxed_slice();
-    let mut free = size;
-    loop {
-        for (member, walk) in walks.iter_mut().enumerate() {
-            for _ in 0..walk.turns {
-                // The size is prime, so each walk passes every entry.
-                while table[walk.at as usize] != UNASSIGNED {
-                    walk.at = (walk.at + walk.skip) % size;
-                }
-                table[walk.at as usize] = member as u32;
-                free -= 1;
-                if free == 0 {
-                    return table;
-                }
-            }
+    let mut filling = Filling::new(size, members.iter().map(|(address, _)| *address));
+    while filling.free > 0 {
+        for (member, (_, weight)) in members.iter().enumerate() {
+            let turns = ((weight / gcd) >> shift).max(u32::from(*weight > 0));
+            (0..turns).for_each(|_| filling.take(member));
         }
     }
+    filling.table
 }
 
 impl Scheduler for Maglev {
@@ -122,7 +180,8 @@ impl Scheduler for Maglev {
         flow: &Flow,
         skip: &dyn Fn(usize) -> bool,
     ) -> Option<usize> {
-        let word = fold(flow.client.ip());
+        let port = if self.by_port { flow.client.port() } else { 0 };
+        let word = fold(flow.client.ip()).wrapping_add(u32::from(port));
         let size = self.table.len() as u32;
         let entry = |probe: u32| {
             let hash = hsiphash(word.wrapping_add(probe), OFFSET_KEY);
@@ -174,7 +233,7 @@ mod tests {
     #[test]
     fn entries_follow_the_weights_to_a_hundredth() {
         for weights in [&[1; 10][..], &[3, 1], &[5, 0, 2, 1], &[400, 100]] {
-            let maglev = Maglev::new(&servers(weights), None);
+            let maglev = Maglev::new(&servers(weights), None, false);
             assert_eq!(maglev.table.len(), 4093);
             let mut entries = vec![0; weights.len()];
             maglev.table.iter().for_each(|&i| entries[i as usize] += 1);
@@ -186,7 +245,7 @@ mod tests {
     fn a_client_keeps_its_server_and_clients_follow_the_weights() {
         for weights in [&[1, 1, 1, 1][..], &[3, 1], &[0, 2, 1]] {
             let servers = servers(weights);
-            let maglev = Maglev::new(&servers, None);
+            let maglev = Maglev::new(&servers, None, false);
             assert_shares(&counts(&maglev, &servers, CLIENTS), weights, 0.03);
             let mut other_port = flow(9);
             other_port.client.set_port(1);
@@ -251,7 +310,7 @@ mod tests {
     #[test]
     fn a_set_larger_than_the_table_gets_a_larger_one() {
         let servers = servers(&[1; 5_000]);
-        let maglev = Maglev::new(&servers, None);
+        let maglev = Maglev::new(&servers, None, false);
         assert_eq!(maglev.table.len(), 8191);
         let mut entries = vec![0; servers.len()];
         maglev.table.iter().for_each(|&i| entries[i as usize] += 1);

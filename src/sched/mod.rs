@@ -58,6 +58,7 @@ mod wlc;
 mod wrr;
 
 use least::Least;
+pub use mh::{maglev_size, maglev_table};
 pub use name::{SchedulerName, SchedulerNameError};
 pub use seed::Seed;
 
@@ -163,9 +164,10 @@ pub fn build(
         SchedulerName::Nq => Box::new(nq::NeverQueue::new(first)),
         SchedulerName::Sh => Box::new(sh::SourceHash::new(servers)),
         SchedulerName::Dh => Box::new(dh::DestinationHash::new(servers)),
-        SchedulerName::Mh => Box::new(mh::Maglev::new(
+        SchedulerName::Mh | SchedulerName::MhPort => Box::new(mh::Maglev::new(
             servers,
             of_kind(previous).map(|(mh, _)| mh),
+            name == SchedulerName::MhPort,
         )),
     }
 }

@@ -28,11 +28,13 @@ pub enum SchedulerName {
     Dh,
     /// Maglev hashing of the source.
     Mh,
+    /// `mh-port`: the same with the source port; in IPVS, `mh` with a flag.
+    MhPort,
 }
 
 impl SchedulerName {
     /// All schedulers.
-    pub const ALL: [SchedulerName; 10] = [
+    pub const ALL: [SchedulerName; 11] = [
         SchedulerName::Rr,
         SchedulerName::Random,
         SchedulerName::Wrr,
@@ -43,6 +45,7 @@ impl SchedulerName {
         SchedulerName::Sh,
         SchedulerName::Dh,
         SchedulerName::Mh,
+        SchedulerName::MhPort,
     ];
 
     /// Returns its name on the command line.
@@ -58,6 +61,7 @@ impl SchedulerName {
             SchedulerName::Sh => "sh",
             SchedulerName::Dh => "dh",
             SchedulerName::Mh => "mh",
+            SchedulerName::MhPort => "mh-port",
         }
     }
 }
@@ -149,7 +153,7 @@ mod tests {
             let text = error.to_string();
             assert!(text.contains(&format!("{name:?}")), "{text}");
             assert!(
-                text.ends_with("rr, random, wrr, lc, wlc, sed, nq, sh, dh, mh"),
+                text.ends_with("rr, random, wrr, lc, wlc, sed, nq, sh, dh, mh, mh-port"),
                 "{text}"
             );
         }

@@ -20,6 +20,9 @@ pub const DEFAULT_WEIGHT: u16 = 1;
 /// Annotation or label of EndpointSlices and Nodes with the weight of their
 /// endpoints.
 pub const WEIGHT: &str = "tripod.proxy/weight";
+/// Cilium's annotation for the weight of an EndpointSlice, which has the same scale
+/// (<https://github.com/cilium/cilium/pull/46061>).
+const CILIUM_WEIGHT: &str = "service.cilium.io/weight";
 /// kube-router's annotation for the scheduler (its `svcSchedulerAnnotation`).
 const KUBE_ROUTER_SCHEDULER: &str = "kube-router.io/service.scheduler";
 
@@ -49,6 +52,9 @@ pub struct Preferences {
     /// `tripod.proxy/max-connections-per-client`: maximum number of them for one client; `None` if
     /// not given or malformed.
     pub max_connections_per_client: Option<NonZeroU32>,
+    /// `tripod.proxy/hash-table-size`: the least number of entries of a table of consistent hashing;
+    /// `None` if not given or malformed.
+    pub hash_table_size: Option<NonZeroU32>,
     /// Annotations whose values cannot be parsed, each with the reason. They count as not given.
     pub malformed: Vec<(&'static str, String)>,
     /// Why the Service is not served at all its addresses: there are too many; `None` if it is.
@@ -73,6 +79,9 @@ impl Preferences {
     /// Annotation with the maximum number of connections of each client of a Service.
     pub const MAX_CONNECTIONS_PER_CLIENT: &str = "tripod.proxy/max-connections-per-client";
 
+    /// Annotation with the number of entries of a table of consistent hashing.
+    pub const HASH_TABLE_SIZE: &str = "tripod.proxy/hash-table-size";
+
     /// The preferences of a Service that requests nothing.
     pub const NONE: Preferences = Preferences {
         scheduler: None,
@@ -83,6 +92,7 @@ impl Preferences {
         eject: None,
         max_connections: None,
         max_connections_per_client: None,
+        hash_table_size: None,
         malformed: Vec::new(),
         too_many_addresses: None,
     };
@@ -192,10 +202,23 @@ fn setting<'a>(metadata: &'a Meta, key: &str) -> Option<Setting<'a>> {
     })
 }
 
-/// Reads the weight that an EndpointSlice or a Node gives its endpoints; `None` if it gives none,
-/// or a malformed one, which is recorded in `inspection`.
+/// Reads the weight that a Node gives its endpoints; `None` if it gives none, or a malformed one,
+/// which is recorded in `inspection`.
 pub(super) fn weight(metadata: &Meta, inspection: &mut Inspection) -> Option<u16> {
-    let Setting { field, value } = setting(metadata, WEIGHT)?;
+    weight_in(setting(metadata, WEIGHT)?, inspection)
+}
+
+/// The same for an EndpointSlice, which may have the annotation of Cilium.
+pub(super) fn slice_weight(metadata: &Meta, inspection: &mut Inspection) -> Option<u16> {
+    let own = setting(metadata, WEIGHT);
+    weight_in(
+        own.or_else(|| setting(metadata, CILIUM_WEIGHT))?,
+        inspection,
+    )
+}
+
+fn weight_in(setting: Setting<'_>, inspection: &mut Inspection) -> Option<u16> {
+    let Setting { field, value } = setting;
     let weight = value.parse().ok();
     if weight.is_none() {
         let reason = "a weight is a number from 0 (no new connections) to 65535; the value is \
@@ -240,6 +263,7 @@ pub(super) fn preferences(
         }),
         max_connections: read.value(Preferences::MAX_CONNECTIONS, most),
         max_connections_per_client: read.value(Preferences::MAX_CONNECTIONS_PER_CLIENT, most),
+        hash_table_size: read.value(Preferences::HASH_TABLE_SIZE, table_size),
         malformed,
         too_many_addresses,
     };
@@ -262,6 +286,13 @@ fn retry(read: &mut Reader<'_>) -> Option<Retry> {
 fn most(value: &str) -> Result<NonZeroU32, String> {
     let why = "a limit is a whole number greater than 0; no limit applies";
     value.parse().map_err(|_| why.to_owned())
+}
+
+fn table_size(value: &str) -> Result<NonZeroU32, String> {
+    let why = "the size of a hash table is a whole number from 1 to 65521; 4093 is used";
+    let size = value.parse().ok();
+    let fits = size.filter(|size: &NonZeroU32| size.get() <= 65_521);
+    fits.ok_or_else(|| why.to_owned())
 }
 
 /// Reads the values of one object, and collects the malformed ones.
@@ -365,6 +396,26 @@ mod tests {
     }
 
     #[test]
+    fn slices_may_have_the_weight_of_cilium() {
+        for (own, of_cilium, weight, faults) in [
+            (None, Some("0"), Some(0), 0),
+            (None, Some("65535"), Some(65_535), 0),
+            (Some("3"), Some("7"), Some(3), 0),
+            (Some("three"), Some("7"), None, 1),
+            (None, Some("heavy"), None, 1),
+        ] {
+            let own = own.map(|value| (WEIGHT, value));
+            let of_cilium = of_cilium.map(|value| (CILIUM_WEIGHT, value));
+            let all: Vec<_> = [own, of_cilium].into_iter().flatten().collect();
+            let metadata = metadata(&[], &all);
+            let mut inspection = Inspection::of("EndpointSlice", "a/b");
+            assert_eq!(slice_weight(&metadata, &mut inspection), weight, "{all:?}");
+            assert_eq!(warnings(inspection).len(), faults, "{all:?}");
+            assert_eq!(weight_of(&metadata).0, weight.filter(|_| own.is_some()));
+        }
+    }
+
+    #[test]
     fn a_service_says_what_it_prefers() {
         let all = preferences_of(&[
             (Preferences::SCHEDULER, "wrr"),
@@ -376,6 +427,7 @@ mod tests {
             (Preferences::EJECT, "true"),
             (Preferences::MAX_CONNECTIONS, "100"),
             (Preferences::MAX_CONNECTIONS_PER_CLIENT, "10"),
+            (Preferences::HASH_TABLE_SIZE, "1021"),
             ("other.example/scheduler", "sh"),
         ]);
         let expected = Preferences {
@@ -387,6 +439,7 @@ mod tests {
             eject: Some(true),
             max_connections: NonZeroU32::new(100),
             max_connections_per_client: NonZeroU32::new(10),
+            hash_table_size: NonZeroU32::new(1021),
             malformed: vec![],
             too_many_addresses: None,
         };

@@ -58,7 +58,8 @@ pub struct EndpointSlice {
     /// The first addresses of endpoints that are left out because no endpoint of a Service may have
     /// them.
     pub forbidden: Box<[IpAddr]>,
-    /// The weight of each of its endpoints, from `tripod.proxy/weight`; `None` if not given or
+    /// The weight of each of its endpoints, from `tripod.proxy/weight`, else
+    /// `service.cilium.io/weight`; `None` if not given or
     /// malformed.
     pub weight: Option<u16>,
     /// The time of the change for which it was written.
@@ -179,7 +180,7 @@ impl EndpointSlice {
                 return Err(inspection.refuse("addressType", other, reason));
             }
         };
-        let weight = extensions::weight(metadata, &mut inspection);
+        let weight = extensions::slice_weight(metadata, &mut inspection);
         Ok(inspection.finish(EndpointSlice {
             name,
             owner,

@@ -4,7 +4,7 @@
 use super::case::{Caller, Protocol, Target};
 use super::columns::{
     Columns, in_iptables, ipvs_without_reject, output_is_asked, rules_without_addrtype,
-    rules_without_reject, rules_without_statistic, userspace,
+    rules_without_reject, rules_without_statistic, userspace, userspace_without_reject,
 };
 use super::observation::{Answered, How, Observation, Source};
 
@@ -31,10 +31,11 @@ pub enum Why {
     DroppedNotRefused,
     RoundRobinInstead,
     LoopbackIsRelayed,
+    HashesPorts,
 }
 
 impl Why {
-    pub const ALL: [Why; 20] = [
+    pub const ALL: [Why; 21] = [
         Why::ClientHidden,
         Why::NoSctpInUserspace,
         Why::NobodyHereIsRefused,
@@ -55,6 +56,7 @@ impl Why {
         Why::DroppedNotRefused,
         Why::RoundRobinInstead,
         Why::LoopbackIsRelayed,
+        Why::HashesPorts,
     ];
 
     pub fn text(self) -> &'static str {
@@ -134,6 +136,9 @@ impl Why {
                 "Calls to loopback addresses are relayed, as in kube-proxy's nftables mode \
                  (KEP-6032): only TCP, which an Event reports, and with a policy of Local only to \
                  endpoints on the node."
+            }
+            Why::HashesPorts => {
+                "In ipvs mode `mh` looks at the client's port as well, as kube-proxy has it do."
             }
         }
     }
@@ -216,6 +221,15 @@ pub const RULES: &[Rule] = &[
                 Target::NodePort => Some(Observation::SilentOrRefused),
                 _ => None,
             }
+        },
+    },
+    Rule {
+        why: Why::DroppedNotRefused,
+        columns: userspace_without_reject,
+        // What redirect capture does not lead to a socket of Tripod is dropped.
+        instead: |_, target, _, observation| {
+            let own = matches!(target, Target::Loopback | Target::SecondNodePort);
+            (*observation == Observation::Refused && !own).then_some(Observation::SilentOrRefused)
         },
     },
     Rule {

@@ -183,8 +183,8 @@ pub(super) const IPVS: &[Flag] = &[
         "ipvs-scheduler",
         "NAME",
         |o| &mut o.configuration.ipvs.scheduler,
-        "Scheduler of Services that name none: rr, random, wrr, lc, wlc, sed, nq, sh, dh or mh; \
-         also used in userspace mode. Without it: rr",
+        "Scheduler of Services that name none: rr, random, wrr, lc, wlc, sed, nq, sh, dh, mh or \
+         mh-port; also used in userspace mode. Without it: rr",
     )
     .line("Scheduler of Services that name none; without it: rr")
     .common(),

@@ -169,7 +169,7 @@ impl Selection {
     pub fn of_scheduler(name: &str) -> Selection {
         match name {
             "random" | "wrr" => Selection::Weighted,
-            "sh" | "dh" | "mh" => Selection::Hashed,
+            "sh" | "dh" | "mh" | "mh-port" => Selection::Hashed,
             "lc" | "wlc" | "sed" | "nq" | "lblc" | "lblcr" | "ovf" | "fo" | "twos" => {
                 Selection::Loaded
             }

@@ -1,6 +1,6 @@
 //! The cluster as objects, and the events that remove them.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{net::IpAddr, num::NonZeroU32, sync::Arc};
 
 use ipnet::IpNet;
 use net::Family;
@@ -62,6 +62,7 @@ impl Spec {
         let preferences = self.scheduler.map(|scheduler| {
             Arc::new(Preferences {
                 scheduler: Some(scheduler.into()),
+                hash_table_size: NonZeroU32::new(7),
                 ..Preferences::default()
             })
         });

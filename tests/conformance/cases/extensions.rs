@@ -43,6 +43,23 @@ pub fn cases() -> Vec<Case> {
         .sees(sticky(ALL))
         .but(in_iptables, Why::RandomAlone, each(ALL)),
         case(
+            "Scheduler mh: a client stays where its address leads",
+            cluster_ip(ALL).annotated("tripod.proxy/scheduler", "mh"),
+        )
+        .when(Pod)
+        .calls(ClusterIp)
+        .sees(sticky(ALL))
+        .but(in_iptables, Why::RandomAlone, each(ALL))
+        .but(ipvs, Why::HashesPorts, each(ALL)),
+        case(
+            "Scheduler mh-port: the connections of one client are spread",
+            cluster_ip(ALL).annotated("tripod.proxy/scheduler", "mh-port"),
+        )
+        .when(Pod)
+        .calls(ClusterIp)
+        .sees(each(ALL))
+        .but(in_iptables, Why::RandomAlone, each(ALL)),
+        case(
             "kube-router.io/service.scheduler is understood",
             cluster_ip(ALL).annotated("kube-router.io/service.scheduler", "sh"),
         )

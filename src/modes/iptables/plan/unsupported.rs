@@ -29,5 +29,7 @@ pub fn unsupported(port: &ServicePort, features: Features) -> Vec<Reason> {
         Reason::new(Preferences::SCHEDULER, why)
     });
     let own = [protocol, scheduler].into_iter().flatten();
-    own.chain(Reason::of_nat_rules(asked)).collect()
+    own.chain(Reason::of_hash_table_size(asked))
+        .chain(Reason::of_nat_rules(asked))
+        .collect()
 }

@@ -50,6 +50,7 @@ impl Options {
         let ipvs = &configuration.ipvs;
         let scheduler = match ipvs.scheduler.as_str() {
             "" => ROUND_ROBIN,
+            "mh-port" => "mh",
             name => name,
         };
         Options {

@@ -69,8 +69,11 @@ fn refuses_clients(scheduler: &str) -> bool {
 
 /// Returns the scheduler that `port` asks for, where Services that name none have `default`.
 pub fn asked_scheduler(port: &ServicePort, default: &Arc<str>) -> Arc<str> {
-    if let Some(named) = &port.preferences().scheduler {
-        return Arc::clone(named);
+    match &port.preferences().scheduler {
+        // As with kube-proxy, `mh` looks at ports as well.
+        Some(named) if **named == *"mh-port" => return "mh".into(),
+        Some(named) => return Arc::clone(named),
+        None => {}
     }
     match port.scheduler(default) {
         asked if *asked == **default => Arc::clone(default),

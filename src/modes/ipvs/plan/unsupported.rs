@@ -21,7 +21,12 @@ pub fn unsupported(port: &ServicePort, node: &NodeContext) -> Vec<Reason> {
         Some(Forwarding::Nat | Forwarding::FullNat) | None => Vec::new(),
     };
     let not_direct = not_direct.into_iter();
-    let own = [header, Reason::of_retry(asked), scheduler];
+    let own = [
+        header,
+        Reason::of_retry(asked),
+        scheduler,
+        Reason::of_hash_table_size(asked),
+    ];
     own.into_iter()
         .flatten()
         .chain(Reason::of_limits(asked))

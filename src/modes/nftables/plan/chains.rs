@@ -39,8 +39,8 @@ pub enum SharedChain {
 /// How an endpoint is chosen.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Pick {
-    /// Number of slots among which one is drawn. Some of them may have no endpoint, unless they are
-    /// taken in turn.
+    /// Number of slots among which one is drawn. Only if it is random may some of them have no
+    /// endpoint.
     pub slots: u32,
     /// Endpoints among which it chooses: all, or those on this node.
     pub from: Endpoints,
@@ -80,8 +80,10 @@ pub enum Masquerade {
 pub enum Scheduler {
     /// A random one for each connection.
     Random,
-    /// By a hash of the client's address.
+    /// By a hash of the client's address, in a table of consistent hashing.
     SourceHash,
+    /// The same by a hash of the client's address and port.
+    SourcePortHash,
     /// One after the other. The kernel counts for each rule, so each ServicePort
     /// has a chain of its own.
     RoundRobin(ServicePortName),
@@ -143,7 +145,8 @@ impl Pick {
         }
         match &self.scheduler {
             Scheduler::Random => {}
-            Scheduler::SourceHash => name.push_str("-sh"),
+            Scheduler::SourceHash => name.push_str("-mh"),
+            Scheduler::SourcePortHash => name.push_str("-mh-port"),
             Scheduler::RoundRobin(_) => name.push_str("-rr"),
         }
         match (&self.affinity, &self.scheduler) {
@@ -205,8 +208,10 @@ impl Pick {
     /// number of draws favours no endpoint by more than one connection in a hundred.
     fn draws(&self) -> Vec<u32> {
         let times: &[(u32, usize)] = match self.scheduler {
-            Scheduler::RoundRobin(_) => &[(1, 1)],
-            Scheduler::Random | Scheduler::SourceHash => &[(1, 8), (2, 4), (4, 1)],
+            Scheduler::Random => &[(1, 8), (2, 4), (4, 1)],
+            Scheduler::SourceHash | Scheduler::SourcePortHash | Scheduler::RoundRobin(_) => {
+                &[(1, 1)]
+            }
         };
         let among = |&(part, times): &(u32, usize)| repeat_n(self.slots / part, times);
         let draws = times.iter().flat_map(among).filter(|slots| *slots > 1);
@@ -242,6 +247,9 @@ impl Pick {
         };
         match self.scheduler {
             Scheduler::SourceHash => hash(vec![Field::SourceAddress(family)]),
+            Scheduler::SourcePortHash => {
+                hash(vec![Field::SourceAddress(family), Field::SourcePort])
+            }
             Scheduler::RoundRobin(_) => number(false),
             Scheduler::Random if options.features.contains(NftPart::Numgen) => number(true),
             // Each connection of a client has another port. With an address of

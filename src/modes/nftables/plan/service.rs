@@ -67,15 +67,25 @@ pub struct ServiceElements {
     pub clients: Vec<(ClientMap, HashSet<Box<[u8]>>)>,
 }
 
-/// Plans the elements of a ServicePort of the options' family, whose endpoints have these slots.
+/// Plans the elements of a ServicePort of the options' family, whose endpoints have these slots
+/// unless they are chosen by a hash.
 pub fn plan(port: &ServicePort, slots: &Slots, options: &Options) -> ServiceElements {
     let all = &port.endpoints;
+    let scheduler = unsupported::scheduler(port, &options.features);
+    let hashed;
+    let slots = match scheduler {
+        Scheduler::SourceHash | Scheduler::SourcePortHash => {
+            hashed = Slots::hashed(port);
+            &hashed
+        }
+        Scheduler::Random | Scheduler::RoundRobin(_) => slots,
+    };
     let mut plan = Plan {
         port,
         slots,
         options,
         comment: port.name.to_string(),
-        scheduler: unsupported::scheduler(port, &options.features),
+        scheduler,
         any: all.any_takes_connections(),
         seen: Vec::new(),
         remembered: BTreeSet::new(),
@@ -237,8 +247,8 @@ impl Plan<'_> {
             return self.verdict(frontend, role, Verdict::Drop);
         }
         let slots = match self.scheduler {
-            Scheduler::RoundRobin(_) => taken,
-            Scheduler::Random | Scheduler::SourceHash => slots.out_of,
+            Scheduler::Random => slots.out_of,
+            Scheduler::SourceHash | Scheduler::SourcePortHash | Scheduler::RoundRobin(_) => taken,
         };
         let pick = Pick {
             slots,

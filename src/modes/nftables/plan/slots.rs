@@ -1,13 +1,20 @@
 //! Which endpoint takes which slot. A Service has as many slots as its endpoints
-//! have weights; each new connection takes one of them.
+//! have weights, or a table of consistent hashing; each new connection takes one of them.
 
-use std::{collections::HashMap, net::SocketAddr};
+use std::{collections::HashMap, net::SocketAddr, num::NonZeroU32};
 
-use crate::services::{Endpoint, ServicePort};
+use crate::{
+    sched::{maglev_size, maglev_table},
+    services::{Endpoint, ServicePort},
+};
 
 /// The most slots of one kind of traffic of a ServicePort, unless there are more
 /// endpoints. Weights whose ratio would take more are rounded.
 const MOST: u64 = 1024;
+
+/// Entries of a table of consistent hashing, if the Service names no other number: the default of
+/// IPVS. Fewer take less memory, but move more clients when endpoints come or go.
+const TABLE: u32 = 4093;
 
 /// The first slot of endpoints on this node where the same address also has
 /// slots of all endpoints.
@@ -51,10 +58,7 @@ impl Slots {
     /// Assigns slots for a ServicePort that had others `before`: as few as possible change.
     pub fn after(port: &ServicePort, before: &Slots) -> Slots {
         let of = |indices: &[u32], before: &Taken| {
-            let all = &port.endpoints.all;
-            let chosen = indices.iter().filter_map(|at| all.get(*at as usize));
-            let chosen: Vec<&Endpoint> = chosen.filter(|endpoint| endpoint.weight > 0).collect();
-            let endpoints = assign(&shares(&chosen), &before.endpoints);
+            let endpoints = assign(&shares(&chosen(port, indices)), &before.endpoints);
             let out_of = room(endpoints.len(), before.out_of);
             Taken { endpoints, out_of }
         };
@@ -63,6 +67,43 @@ impl Slots {
             local: of(&port.endpoints.local, &before.local),
         }
     }
+
+    /// Assigns slots for clients that a hash spreads: a table that few clients leave when endpoints
+    /// come or go, and that is the same on each node.
+    pub fn hashed(port: &ServicePort) -> Slots {
+        let asked = port
+            .preferences()
+            .hash_table_size
+            .map_or(TABLE, NonZeroU32::get);
+        let of = |indices: &[u32]| {
+            let members = chosen(port, indices).into_iter().take(LOCAL as usize);
+            let members = members.map(|endpoint| (endpoint.address, endpoint.weight.into()));
+            let members: Vec<(SocketAddr, u32)> = members.collect();
+            if members.is_empty() {
+                return Taken::default();
+            }
+            let size = maglev_size(members.len().max(asked as usize)).min(LOCAL);
+            let table = maglev_table(&members, size);
+            let entries = table
+                .iter()
+                .filter_map(|member| members.get(*member as usize));
+            Taken {
+                endpoints: entries.map(|(address, _)| *address).collect(),
+                out_of: size,
+            }
+        };
+        Slots {
+            cluster: of(&port.endpoints.cluster),
+            local: of(&port.endpoints.local),
+        }
+    }
+}
+
+/// The endpoints at these positions that take connections.
+fn chosen<'a>(port: &'a ServicePort, indices: &[u32]) -> Vec<&'a Endpoint> {
+    let all = &port.endpoints.all;
+    let chosen = indices.iter().filter_map(|at| all.get(*at as usize));
+    chosen.filter(|endpoint| endpoint.weight > 0).collect()
 }
 
 /// Returns among how many slots a connection draws if that number is `taken`; it was `before`.

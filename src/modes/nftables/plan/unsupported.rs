@@ -19,7 +19,8 @@ pub fn scheduler(port: &ServicePort, features: &Features) -> Scheduler {
         Some("rr" | "wrr") if features.contains(NftPart::Numgen) => {
             Scheduler::RoundRobin(port.name.clone())
         }
-        Some("sh") if features.contains(NftPart::Hash) => Scheduler::SourceHash,
+        Some("sh" | "mh") if features.contains(NftPart::Hash) => Scheduler::SourceHash,
+        Some("mh-port") if features.contains(NftPart::Hash) => Scheduler::SourcePortHash,
         _ => Scheduler::Random,
     }
 }
@@ -30,14 +31,15 @@ pub fn unsupported(port: &ServicePort, features: Features) -> Vec<Reason> {
     let known = |name: &str| match name {
         "random" => true,
         "rr" | "wrr" => features.contains(NftPart::Numgen),
-        "sh" => features.contains(NftPart::Hash),
+        "sh" | "mh" | "mh-port" => features.contains(NftPart::Hash),
         _ => false,
     };
     let other = asked.scheduler.as_ref().filter(|name| !known(name));
     let scheduler = other.map(|name| {
         let why = format!(
             "endpoints are chosen at random, by their weights, instead of by {name:?}; this mode \
-             has random, and on most kernels rr, wrr and sh; ipvs and userspace mode have others"
+             has random, and on most kernels rr, wrr, sh, mh and mh-port; ipvs and userspace mode \
+             have others"
         );
         Reason::new(Preferences::SCHEDULER, why)
     });

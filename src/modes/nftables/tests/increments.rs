@@ -301,7 +301,7 @@ fn rules_use_nothing_that_is_missing() {
         (NftPart::Hash, "jhash", "numgen random mod 2"),
         (NftPart::Fib, "fib", "ip saddr @node-addresses"),
         (NftPart::Reject, "reject", "@refused drop"),
-        (NftPart::DynamicMaps, "@affinity/", "jhash ip saddr mod 2"),
+        (NftPart::DynamicMaps, "@affinity/", "jhash ip saddr mod 7"),
     ];
     for (missing, word, instead) in cases {
         let rules = without(&[missing]);

@@ -1,5 +1,6 @@
 //! Tests of nftables mode.
 
+mod hashed;
 mod increments;
 mod instructions;
 mod kernel;

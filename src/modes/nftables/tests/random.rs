@@ -96,7 +96,15 @@ pub fn port(family: Family, number: u16, choices: u128) -> Option<ServicePort> {
     if let Some(seconds) = choices.one(&[None, None, None, Some(5), Some(10_800)]) {
         port = sticky(port, seconds);
     }
-    if let Some(scheduler) = choices.one(&[None, None, None, Some("rr"), Some("sh"), Some("lc")]) {
+    if let Some(scheduler) = choices.one(&[
+        None,
+        None,
+        None,
+        Some("rr"),
+        Some("mh"),
+        Some("mh-port"),
+        Some("lc"),
+    ]) {
         port = scheduled(port, scheduler);
     }
     port.endpoints = Arc::new(endpoints(family, &mut choices));

@@ -1,6 +1,6 @@
 //! ServicePorts made by hand, and random ones.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{net::IpAddr, num::NonZeroU32, sync::Arc, time::Duration};
 
 use net::Family;
 
@@ -61,11 +61,18 @@ pub fn endpoints(family: Family, of: &[(u16, u16)]) -> Arc<Endpoints> {
     service_ports::endpoints(all)
 }
 
-/// The same with an annotation that asks for a scheduler.
+fn with_small_tables() -> Preferences {
+    Preferences {
+        hash_table_size: NonZeroU32::new(7),
+        ..Preferences::NONE
+    }
+}
+
+/// The same with annotations that ask for a scheduler, and for small tables.
 pub fn scheduled(port: ServicePort, scheduler: &str) -> ServicePort {
     let preferences = Preferences {
         scheduler: Some(scheduler.into()),
-        ..Preferences::NONE
+        ..with_small_tables()
     };
     ServicePort {
         preferences: Some(Arc::new(preferences)),
@@ -78,6 +85,8 @@ pub fn sticky(port: ServicePort, seconds: u64) -> ServicePort {
     let timeout = Duration::from_secs(seconds);
     ServicePort {
         session_affinity: SessionAffinity::ClientIp { timeout },
+        // A hash stands for it where the kernel has no dynamic maps.
+        preferences: Some(Arc::new(with_small_tables())),
         ..port
     }
 }

@@ -72,8 +72,15 @@ pub fn unsupported(port: &ServicePort, default: SchedulerName) -> Vec<Reason> {
         );
         Reason::new(Preferences::PROXY_PROTOCOL, why)
     });
-    [scheduler, forwarding, drain_timeout, proxy_protocol]
-        .into_iter()
-        .flatten()
-        .collect()
+    let table_size = Reason::of_hash_table_size(preferences);
+    [
+        scheduler,
+        forwarding,
+        drain_timeout,
+        proxy_protocol,
+        table_size,
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
