@@ -1,19 +1,21 @@
 //! ClientIP affinity: pins each client address to an endpoint.
 
-mod limit;
-
 use std::{
     collections::VecDeque,
     net::{IpAddr, SocketAddr},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
 use hashbrown::HashMap;
 use parking_lot::Mutex;
+use prometheus::IntCounter;
 use tokio::time::Instant;
 
-pub use self::limit::PinLimit;
+use crate::log_once::LoggedFlag;
 
 /// Number of pins that are examined for each new one: more than one, so that expired pins are
 /// removed faster than new ones are added.
@@ -204,15 +206,94 @@ impl Table {
     }
 }
 
+/// Maximum number of pins of all ServicePorts together: as many as nftables mode has.
+const MOST: usize = 1 << 18;
+
+/// Number of pins that each ServicePort may have in any case, so that a flood of clients of one
+/// Service leaves some to others.
+const OF_EACH: usize = 1024;
+
+/// Maximum memory of a pin in bytes: includes its place in the order of expiry, in tables that
+/// double as they grow.
+const COST: u64 = 256;
+
+/// Pins may take one part in this many of the memory limit.
+const MEMORY_SHARE: u64 = 8;
+
+/// The limit on the pins of all ServicePorts together.
+#[derive(Debug)]
+pub struct PinLimit {
+    most: usize,
+    taken: AtomicUsize,
+    evicted: IntCounter,
+    logged: LoggedFlag,
+}
+
+impl PinLimit {
+    /// The limit of a process with a limit of `memory` bytes, if there is one. Pins that end early
+    /// are counted in `evicted`.
+    pub fn new(memory: Option<u64>, evicted: IntCounter) -> Self {
+        let fit = memory.map(|memory| memory / MEMORY_SHARE / COST);
+        let fit = fit.and_then(|fit| usize::try_from(fit).ok());
+        PinLimit {
+            most: fit.unwrap_or(MOST).min(MOST),
+            taken: AtomicUsize::new(0),
+            evicted,
+            logged: LoggedFlag::default(),
+        }
+    }
+
+    /// Returns whether the limit is reached.
+    pub fn is_reached(&self) -> bool {
+        self.taken.load(Relaxed) >= self.most
+    }
+
+    /// Takes another pin for a ServicePort that has this many; returns false if there are too many.
+    fn take(&self, has: usize) -> bool {
+        let more = |taken| (taken < self.most || has < OF_EACH).then_some(taken + 1);
+        self.taken.fetch_update(Relaxed, Relaxed, more).is_ok()
+    }
+
+    /// Releases `pins`, so that other clients may be remembered.
+    fn free(&self, pins: usize) {
+        if pins > 0 {
+            self.taken.fetch_sub(pins, Relaxed);
+        }
+    }
+
+    /// Counts that a client of the ServicePort `label` was forgotten in favour of another one, and
+    /// logs it once.
+    fn evicted(&self, label: &str) {
+        self.evicted.inc();
+        if self.logged.is_first() {
+            tracing::warn!(
+                service = %label,
+                remembered = self.most,
+                "the maximum number of clients with session affinity is remembered: each new one \
+                 replaces the client that was silent longest, which may get another endpoint; \
+                 shorten sessionAffinityConfig.clientIP.timeoutSeconds, or limit who may call \
+                 (loadBalancerSourceRanges); tripod_userspace_affinity_evicted_total counts them"
+            );
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const A: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(10, 2, 0, 1)), 80);
 
+    /// A limit of `most` pins.
+    fn limit_of(most: usize) -> Arc<PinLimit> {
+        let evicted = IntCounter::new("evicted", "Forgotten clients.").expect("a counter");
+        let memory = u64::try_from(most).expect("a number") * MEMORY_SHARE * COST;
+        PinLimit::new(Some(memory), evicted).into()
+    }
+
     /// A table that is the only one, and its limit.
     fn affinity(seconds: u64) -> (Affinity, Arc<PinLimit>) {
-        let limit = limit::of(1 << 18);
+        let limit = limit_of(1 << 18);
         let timeout = Duration::from_secs(seconds);
         (Affinity::new("web".into(), timeout, &limit), limit)
     }
@@ -250,7 +331,7 @@ mod tests {
             pins.rotate_left(turned);
             affinity.inherit(pins.into_iter());
             assert_eq!(connection(&affinity, client(1)), Some(b));
-            assert_eq!(limit.taken(), 1);
+            assert_eq!(limit.taken.load(Relaxed), 1);
         }
     }
 
@@ -267,16 +348,16 @@ mod tests {
         }
         let has = affinity.table.lock().pins.len();
         assert!(has <= 1000, "{has} pins");
-        assert_eq!(limit.taken(), has);
+        assert_eq!(limit.taken.load(Relaxed), has);
         tokio::time::advance(Duration::from_secs(1)).await;
         affinity.drop_expired();
-        assert_eq!(limit.taken(), 0);
+        assert_eq!(limit.taken.load(Relaxed), 0);
     }
 
     #[tokio::test(start_paused = true)]
     async fn where_there_are_too_many_the_one_that_expires_first_goes() {
-        const MOST: u32 = 2 * limit::OF_EACH as u32;
-        let limit = limit::of(MOST as usize);
+        const MOST: u32 = 2 * OF_EACH as u32;
+        let limit = limit_of(MOST as usize);
         let new = || Affinity::new("web".into(), Duration::from_secs(10_800), &limit);
         let (flooded, other) = (new(), new());
         for i in 0..MOST {
@@ -297,25 +378,32 @@ mod tests {
         assert!(has(0), "it was used since");
         assert!((1..=100).all(|i| !has(i)) && (101..MOST + 100).all(has));
         drop(table);
-        assert_eq!((limit.taken(), limit.all_evicted()), (MOST as usize, 100));
+        assert_eq!(
+            (limit.taken.load(Relaxed), limit.evicted.get()),
+            (MOST as usize, 100)
+        );
         // Another ServicePort keeps its share in any case, but no more.
         for i in 0..MOST {
             connection(&other, client(i));
         }
-        assert_eq!(other.table.lock().pins.len(), limit::OF_EACH);
+        assert_eq!(other.table.lock().pins.len(), OF_EACH);
         drop(flooded);
         for i in 0..MOST {
             connection(&other, client(i));
         }
-        assert_eq!(limit.taken(), MOST as usize, "what is free is for all");
+        assert_eq!(
+            limit.taken.load(Relaxed),
+            MOST as usize,
+            "what is free is for all"
+        );
     }
 
     #[tokio::test(start_paused = true)]
     async fn no_more_pins_are_taken_over_than_there_may_be() {
-        let limit = limit::of(limit::OF_EACH);
+        let limit = limit_of(OF_EACH);
         let affinity = Affinity::new("web".into(), Duration::from_secs(10_800), &limit);
         tokio::time::advance(Duration::from_secs(10_000)).await;
-        let most = limit::OF_EACH as u32;
+        let most = OF_EACH as u32;
         let pins = (0..most + 10).map(|i| (client(i), A, Duration::from_secs(i.into())));
         affinity.inherit(pins);
         let table = affinity.table.lock();
@@ -348,6 +436,6 @@ mod tests {
         let (affinity, limit) = affinity(1);
         affinity.pin(client(1), |_| (None, ()));
         assert!(affinity.table.lock().pins.is_empty());
-        assert_eq!(limit.taken(), 0);
+        assert_eq!(limit.taken.load(Relaxed), 0);
     }
 }

@@ -16,7 +16,8 @@ use crate::sched::{self, Flow, Load, RealServer, Scheduler, SchedulerName, Seed}
 pub struct Endpoint {
     /// IP address and port of the endpoint.
     pub address: SocketAddr,
-    load: Arc<Load>,
+    /// The endpoint's load.
+    pub load: Arc<Load>,
 }
 
 impl From<&RealServer> for Endpoint {
@@ -29,13 +30,9 @@ impl From<&RealServer> for Endpoint {
 }
 
 impl Endpoint {
-    /// Counts a connection to the endpoint until the lease is dropped.
-    pub fn lease(&self) -> Lease {
-        self.load.active.fetch_add(1, Relaxed);
-        Lease {
-            endpoint: self.clone(),
-            half_closed: false,
-        }
+    /// Records that the endpoint accepted a connection.
+    pub fn connected(&self) {
+        self.load.traffic().connections.fetch_add(1, Relaxed);
     }
 
     /// Counts bytes from and to the client.
@@ -51,52 +48,6 @@ impl Endpoint {
                 count.fetch_add(bytes as u64, Relaxed);
             }
         }
-    }
-}
-
-/// One connection's share of an endpoint's load.
-#[derive(Debug)]
-pub struct Lease {
-    endpoint: Endpoint,
-    half_closed: bool,
-}
-
-impl Lease {
-    pub fn endpoint(&self) -> &Endpoint {
-        &self.endpoint
-    }
-
-    /// Records that the endpoint accepted the connection.
-    pub fn connected(&self) {
-        let traffic = self.endpoint.load.traffic();
-        traffic.connections.fetch_add(1, Relaxed);
-    }
-
-    /// Counts bytes from and to the client.
-    pub fn count_bytes(&self, from_client: usize, to_client: usize) {
-        self.endpoint.count_bytes(from_client, to_client);
-    }
-
-    /// Records that one direction ended: as in ip_vs, connections past ESTABLISHED count as
-    /// inactive.
-    pub fn half_close(&mut self) {
-        if !self.half_closed {
-            self.half_closed = true;
-            self.endpoint.load.inactive.fetch_add(1, Relaxed);
-            self.endpoint.load.active.fetch_sub(1, Relaxed);
-        }
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        let load = &self.endpoint.load;
-        let count = if self.half_closed {
-            &load.inactive
-        } else {
-            &load.active
-        };
-        count.fetch_sub(1, Relaxed);
     }
 }
 

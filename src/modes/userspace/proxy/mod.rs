@@ -3,7 +3,6 @@
 
 pub mod affinity;
 pub mod backends;
-pub mod buffered;
 pub mod captured;
 pub mod cluster_local;
 pub mod counters;
@@ -11,10 +10,10 @@ pub mod descriptors;
 pub mod dials;
 mod failing;
 pub mod group;
-mod placement;
+pub mod memory;
 mod proxy_protocol;
-pub mod socket_memory;
 pub mod tcp;
+mod ticket;
 pub mod transparent;
 pub mod udp;
 pub mod usage;
@@ -33,19 +32,18 @@ use net::Protocol;
 
 use self::{
     affinity::PinLimit,
-    buffered::Buffered,
     captured::Captured,
     cluster_local::ClusterLocal,
     counters::Counters,
     descriptors::Descriptors,
     dials::DialLog,
     group::ServiceGroup,
-    socket_memory::SocketMemory,
+    memory::Memory,
     transparent::Transparent,
-    usage::{ConnectionLimits, Counted, Place, Usages},
+    usage::{ConnectionLimits, Usages},
 };
 use super::rings::Rings;
-use crate::{hold::Holding, log_once::LoggedFlag, sched::Flow};
+use crate::{hold::Holding, log_once::LoggedFlag};
 
 /// State shared by all connections and associations.
 #[derive(Debug)]
@@ -60,10 +58,8 @@ pub struct Shared {
     pub limits: ConnectionLimits,
     /// Limit on the number of clients with session affinity that are remembered.
     pub pins: Arc<PinLimit>,
-    /// Bytes that relays buffer for slow receivers.
-    pub buffered: Buffered,
-    /// Memory of the kernel's socket buffers.
-    pub socket_memory: SocketMemory,
+    /// Memory for data that waits for slow receivers.
+    pub memory: Memory,
     /// Counters for `/metrics`.
     pub counters: Counters,
     /// Resources shared by all UDP flows.
@@ -101,83 +97,7 @@ impl Shared {
     /// Returns whether `group` should leave memory to others: the kernel's socket buffers take much
     /// of it, and the group uses more than a quarter of all clients' descriptors.
     fn lacks_memory_for(&self, group: &ServiceGroup) -> bool {
-        self.socket_memory.is_short() && group.descriptors() > self.descriptors.of_clients() / 4
-    }
-
-    /// Gives a `place` of the Service of `group` to the client of `flow`, if `limits` allow it
-    /// another one; otherwise counts and logs the refusal.
-    fn admit(
-        &self,
-        group: &ServiceGroup,
-        place: Place,
-        flow: &Flow,
-        protocol: Protocol,
-        limits: ConnectionLimits,
-    ) -> Option<Counted> {
-        let client = usage::client(flow, &self.cluster_local);
-        let mut open = 0;
-        let counted = place.give(client, protocol, |has, together| {
-            open = has.all();
-            let too_many = limits.client.is_some_and(|most| open >= most.get());
-            let crowded = || match protocol {
-                Protocol::Udp if self.udp.is_for_others(&group.label, has.udp()) => true,
-                _ => {
-                    let mut rooms = self.descriptors.rooms();
-                    let together = together.descriptors();
-                    rooms.any(|room| room.is_for_other_clients(has.descriptors(), together))
-                }
-            };
-            !(too_many || limits.leaves_room && crowded())
-        });
-        if counted.is_none() {
-            self.counters.client_limited.inc();
-            group.usage.client_limited.fetch_add(1, Relaxed);
-            if group.usage.client_logged.is_first() {
-                tracing::warn!(
-                    service = %group.label,
-                    %client,
-                    open,
-                    "this client reached its connection limit: its new connections are reset, and \
-                     datagrams of its new UDP flows are dropped \
-                     (--userspace-max-connections-per-client, or the annotation \
-                     tripod.proxy/max-connections-per-client); \
-                     tripod_userspace_client_limited_total counts them"
-                );
-            }
-        } else if group.usage.client_logged.is_over() {
-            tracing::info!(
-                service = %group.label,
-                "no client of this Service has been at its connection limit for a minute"
-            );
-        }
-        counted
-    }
-
-    /// A place for a connection or UDP flow of the Service of `group`; `None` if the Service is at
-    /// its limit, which is counted and logged.
-    fn place(&self, group: &ServiceGroup, limits: ConnectionLimits) -> Option<Place> {
-        let place = group.usage.place(limits.service);
-        if place.is_none() {
-            self.counters.service_limited.inc();
-            group.usage.service_limited.fetch_add(1, Relaxed);
-            if group.usage.full_logged.is_first() {
-                tracing::warn!(
-                    service = %group.label,
-                    open = group.usage.all(),
-                    "the Service reached its connection limit: new connections wait, and datagrams \
-                     of new UDP clients are dropped (--userspace-max-connections, or the \
-                     annotation tripod.proxy/max-connections); \
-                     tripod_userspace_service_limited_total counts it"
-                );
-            }
-        } else if group.usage.full_logged.is_over() {
-            tracing::info!(
-                service = %group.label,
-                open = group.usage.all(),
-                "the Service has been below its connection limit for a minute"
-            );
-        }
-        place
+        self.memory.is_short() && group.descriptors() > self.descriptors.of_clients() / 4
     }
 
     /// Returns whether connections to `endpoint` would come back to this process. Logs that once

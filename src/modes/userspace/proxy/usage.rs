@@ -187,78 +187,54 @@ struct Clients {
 
 impl Usage {
     /// Takes one of the `most` places of the Service, if one is free.
-    pub fn place(self: &Arc<Self>, most: Option<NonZeroU32>) -> Option<Place> {
+    pub fn take(&self, most: Option<NonZeroU32>) -> bool {
         let most = most.map_or(usize::MAX, |most| most.get() as usize);
         let more = |all| (all < most).then_some(all + 1);
-        self.all.fetch_update(Relaxed, Relaxed, more).ok()?;
-        Some(Place(Arc::clone(self)))
+        self.all.fetch_update(Relaxed, Relaxed, more).is_ok()
+    }
+
+    /// Gives a place that was taken to `client` if it `may` have another one, given its own usage
+    /// and that of all clients of the Service.
+    pub fn add(
+        &self,
+        client: IpAddr,
+        protocol: Protocol,
+        may: impl FnOnce(Has, Has) -> bool,
+    ) -> bool {
+        let mut clients = self.clients.lock();
+        let has = clients.has.get(&client).copied().unwrap_or_default();
+        if !may(has, clients.together) {
+            return false;
+        }
+        *clients.together.of(protocol) += 1;
+        *clients.has.entry(client).or_default().of(protocol) += 1;
+        if has == Has::default() {
+            self.shown.inc();
+        }
+        true
+    }
+
+    /// Gives back a place, and that of `client` if it has got it.
+    pub fn give_back(&self, client: Option<IpAddr>, protocol: Protocol) {
+        self.all.fetch_sub(1, Relaxed);
+        let Some(client) = client else {
+            return;
+        };
+        let mut clients = self.clients.lock();
+        *clients.together.of(protocol) -= 1;
+        let Some(has) = clients.has.get_mut(&client) else {
+            return;
+        };
+        *has.of(protocol) -= 1;
+        if *has == Has::default() {
+            clients.has.remove(&client);
+            self.shown.dec();
+        }
     }
 
     /// Number of connections and UDP clients of the Service.
     pub fn all(&self) -> usize {
         self.all.load(Relaxed)
-    }
-}
-
-/// A place towards the limit of a Service; freed when this is dropped.
-#[derive(Debug)]
-pub struct Place(Arc<Usage>);
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.all.fetch_sub(1, Relaxed);
-    }
-}
-
-impl Place {
-    /// Gives the place to `client` if it `may` have another one, given its own usage and that of
-    /// all clients of the Service.
-    pub fn give(
-        self,
-        client: IpAddr,
-        protocol: Protocol,
-        may: impl FnOnce(Has, Has) -> bool,
-    ) -> Option<Counted> {
-        let mut clients = self.0.clients.lock();
-        let has = clients.has.get(&client).copied().unwrap_or_default();
-        if !may(has, clients.together) {
-            return None;
-        }
-        *clients.together.of(protocol) += 1;
-        *clients.has.entry(client).or_default().of(protocol) += 1;
-        if has == Has::default() {
-            self.0.shown.inc();
-        }
-        drop(clients);
-        Some(Counted {
-            place: self,
-            client,
-            protocol,
-        })
-    }
-}
-
-/// A connection or UDP flow, which counts until this is dropped.
-#[derive(Debug)]
-pub struct Counted {
-    place: Place,
-    client: IpAddr,
-    protocol: Protocol,
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        let usage = &self.place.0;
-        let mut clients = usage.clients.lock();
-        *clients.together.of(self.protocol) -= 1;
-        let Some(has) = clients.has.get_mut(&self.client) else {
-            return;
-        };
-        *has.of(self.protocol) -= 1;
-        if *has == Has::default() {
-            clients.has.remove(&self.client);
-            usage.shown.dec();
-        }
     }
 }
 

@@ -22,7 +22,7 @@ use super::{
     listeners::{ListenerSet, redirect_ports::RedirectPorts},
     plan::{GroupPlan, Target},
     proxy::{
-        Shared, affinity::PinLimit, buffered::Buffered, cluster_local::ClusterLocal,
+        Shared, affinity::PinLimit, cluster_local::ClusterLocal, memory::Memory,
         transparent::Transparent, udp::Resources, usage::Usages, workers::Workers,
     },
 };
@@ -74,35 +74,7 @@ impl Proxy {
         protocol: Protocol,
         targets: &[SocketAddr],
     ) -> Proxy {
-        let cluster_local = Arc::new(ClusterLocal::new(DetectLocal::NodeCidr));
-        let descriptors = Descriptors::of_this_process(None);
-        let counters = Counters::register(&prometheus::Registry::new()).unwrap();
-        let ports = LocalPorts::with_most(UDP_PORTS);
-        let shared = Arc::new(Shared {
-            node: node.into(),
-            udp: Resources::new(&descriptors, ports, udp_timeout),
-            descriptors,
-            usages: Usages::new(counters.clients.clone()),
-            limits: Default::default(),
-            pins: Arc::new(PinLimit::new(None, counters.affinity_evicted.clone())),
-            buffered: Buffered::new(counters.buffered.clone(), None),
-            socket_memory: Default::default(),
-            counters,
-            udp_timeout,
-            dial: DialLimits {
-                attempts: 8,
-                time: Duration::from_secs(5),
-            },
-            dials: Default::default(),
-            tcp_user_timeout: Duration::from_secs(120),
-            rings,
-            transparent: Arc::new(Transparent::new(Arc::clone(&cluster_local))),
-            cluster_local,
-            captured: Default::default(),
-            holding: Default::default(),
-            next_worker: Default::default(),
-            ports_logged: Default::default(),
-        });
+        let shared = shared_with(rings, node, udp_timeout);
         let workers = Workers::start(2, &shared).unwrap();
         let mut listeners = ListenerSet::new(&shared, &plan(protocol, targets), None);
         let port = RedirectPorts::new(None, shared.descriptors.clone())
@@ -148,6 +120,42 @@ impl Proxy {
         socket.set_read_timeout(Some(DEADLINE)).unwrap();
         socket
     }
+}
+
+/// Shared state with default settings.
+pub(in crate::modes::userspace) fn shared() -> Arc<Shared> {
+    shared_with(Rings::default(), "here", UDP_TIMEOUT)
+}
+
+fn shared_with(rings: Rings, node: &str, udp_timeout: Duration) -> Arc<Shared> {
+    let cluster_local = Arc::new(ClusterLocal::new(DetectLocal::NodeCidr));
+    let descriptors = Descriptors::of_this_process(None);
+    let counters = Counters::register(&prometheus::Registry::new()).unwrap();
+    let ports = LocalPorts::with_most(UDP_PORTS);
+    Arc::new(Shared {
+        node: node.into(),
+        udp: Resources::new(&descriptors, ports, udp_timeout),
+        descriptors,
+        usages: Usages::new(counters.clients.clone()),
+        limits: Default::default(),
+        pins: Arc::new(PinLimit::new(None, counters.affinity_evicted.clone())),
+        memory: Memory::new(counters.buffered.clone(), None),
+        counters,
+        udp_timeout,
+        dial: DialLimits {
+            attempts: 8,
+            time: Duration::from_secs(5),
+        },
+        dials: Default::default(),
+        tcp_user_timeout: Duration::from_secs(120),
+        rings,
+        transparent: Arc::new(Transparent::new(Arc::clone(&cluster_local))),
+        cluster_local,
+        captured: Default::default(),
+        holding: Default::default(),
+        next_worker: Default::default(),
+        ports_logged: Default::default(),
+    })
 }
 
 fn plan(protocol: Protocol, targets: &[SocketAddr]) -> GroupPlan {

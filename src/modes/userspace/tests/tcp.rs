@@ -472,3 +472,30 @@ fn a_client_that_only_listens_waits_no_longer_than_a_search_may_take() {
     let most = proxy.shared.dial.time + hold;
     assert!(begun.elapsed() < most + hold, "{:?}", begun.elapsed());
 }
+
+#[test]
+fn a_connection_gives_back_all_that_it_took() {
+    let endpoint = backend(echo);
+    let proxy = Proxy::new(Protocol::Tcp, &[endpoint]);
+    let (shared, group) = (&proxy.shared, proxy.listeners.group());
+    let counts = || {
+        let loads = group.routing().loads();
+        [
+            usize::try_from(shared.counters.connections.get()).unwrap(),
+            usize::try_from(shared.counters.clients.get()).unwrap(),
+            group.connections.load(Relaxed),
+            group.usage.all(),
+            loads[&endpoint].active.load(Relaxed) as usize,
+        ]
+    };
+    let free = shared.descriptors.free();
+    let mut client = proxy.connect();
+    client.write_all(b"hello").unwrap();
+    client.read_exact(&mut [0; 5]).unwrap();
+    until("it counts", || counts() == [1; 5]);
+    assert_eq!(shared.descriptors.free(), free - 2);
+    drop(client);
+    until("its end", || {
+        counts() == [0; 5] && shared.descriptors.free() == free
+    });
+}

@@ -7,11 +7,10 @@ use socket2::Socket;
 use tokio::time::{Instant, timeout};
 
 use super::super::{
-    Shared,
-    backends::{Lease, Tried},
+    backends::{Endpoint, Tried},
     descriptors,
     dials::Dial,
-    group::ServiceGroup,
+    ticket::Ticket,
     transparent,
 };
 use crate::{kernel::socket::stream::Stream, sched::Flow, services::Retry};
@@ -35,20 +34,18 @@ pub struct Limits {
     pub time: Duration,
 }
 
-/// A connection to an endpoint, with its share of the endpoint's load.
+/// A connection to an endpoint.
 #[derive(Debug)]
 pub struct Dialed {
-    /// The connection to the endpoint.
     pub stream: Stream,
-    /// Its share of the endpoint's load.
-    pub lease: Lease,
+    pub endpoint: Endpoint,
 }
 
 /// One client's search for a backend that answers.
 #[derive(Debug)]
 pub struct Search<'a> {
-    shared: &'a Shared,
-    group: &'a ServiceGroup,
+    /// Counts at the endpoint that is tried, or that answered.
+    pub ticket: &'a mut Ticket,
     flow: Flow,
     /// Endpoints tried in this round; none is tried twice before all have been tried.
     tried: Tried,
@@ -67,19 +64,19 @@ pub struct Search<'a> {
 
 impl<'a> Search<'a> {
     /// A search for `flow` among the service group's endpoints, with what `retry` allows.
-    pub fn new(shared: &'a Shared, group: &'a ServiceGroup, flow: Flow, retry: Retry) -> Self {
+    pub fn new(ticket: &'a mut Ticket, flow: Flow, retry: Retry) -> Self {
+        let limits = ticket.shared.dial;
         Search {
-            shared,
-            group,
+            ticket,
             flow,
             tried: Tried::default(),
             sent: false,
             attempts: 0,
             limits: match retry {
-                Retry::FirstFlight | Retry::Connect => shared.dial,
+                Retry::FirstFlight | Retry::Connect => limits,
                 Retry::Off => Limits {
                     attempts: 1,
-                    ..shared.dial
+                    ..limits
                 },
             },
             timed_out: 0,
@@ -93,7 +90,9 @@ impl<'a> Search<'a> {
     /// there are timeouts.
     pub async fn next(&mut self) -> Option<Dialed> {
         while self.attempts < self.limits.attempts && !self.limits.time.is_zero() {
-            let endpoint = match self.group.pick(&self.flow, &mut self.tried) {
+            self.ticket.leave_endpoint();
+            let group = &self.ticket.group;
+            let endpoint = match group.pick(&self.flow, &mut self.tried) {
                 Some(endpoint) => endpoint,
                 None if self.tried.is_empty() || self.sent => return None,
                 None if self.attempts >= TIMEOUTS.len() => return None,
@@ -102,18 +101,16 @@ impl<'a> Search<'a> {
                     continue;
                 }
             };
-            if self
-                .shared
-                .comes_back(self.group, net::Protocol::Tcp, endpoint.address)
-            {
+            let shared = &self.ticket.shared;
+            if shared.comes_back(group, net::Protocol::Tcp, endpoint.address) {
                 self.attempts += 1;
                 self.failed(endpoint.address, &"calls to it come back to this process");
                 continue;
             }
-            let lease = endpoint.lease();
             if self.attempts > 0 {
-                self.shared.counters.dial_retries.inc();
+                shared.counters.dial_retries.inc();
             }
+            self.ticket.enter(&endpoint);
             self.attempts += 1;
             let patience = TIMEOUTS[self.timed_out.min(TIMEOUTS.len() - 1)];
             let patience = patience.min(self.limits.time);
@@ -124,10 +121,10 @@ impl<'a> Search<'a> {
             match dialed {
                 Ok(stream) => {
                     self.remember(endpoint.address, Ok(&stream));
-                    if self.shared.ports_logged.is_over() {
+                    if self.ticket.shared.ports_logged.is_over() {
                         tracing::info!("local ports are available again");
                     }
-                    return Some(Dialed { stream, lease });
+                    return Some(Dialed { stream, endpoint });
                 }
                 // Other endpoints could not be reached either, and none of them has failed.
                 Err(error) if descriptors::exhausted(&error) => {
@@ -162,7 +159,7 @@ impl<'a> Search<'a> {
     pub fn answered_late(&mut self, time: Duration) {
         self.waited(time);
         if !std::mem::replace(&mut self.was_late, true) {
-            let least = TIMEOUTS[0].min(self.shared.dial.time);
+            let least = TIMEOUTS[0].min(self.ticket.shared.dial.time);
             self.limits.time = self.limits.time.max(least);
         }
     }
@@ -176,17 +173,17 @@ impl<'a> Search<'a> {
 
     /// Records that `endpoint` did not answer, so that this and other connections try another one.
     pub fn failed(&mut self, endpoint: SocketAddr, why: &dyn std::fmt::Display) {
-        self.group.failed(endpoint);
+        self.ticket.group.failed(endpoint);
         self.not_reached(endpoint, why);
     }
 
     /// Records that `endpoint` was not reached, so that another one is tried next.
     fn not_reached(&mut self, endpoint: SocketAddr, why: &dyn std::fmt::Display) {
         self.tried.add(endpoint);
-        self.shared.counters.dial_failures.inc();
+        self.ticket.shared.counters.dial_failures.inc();
         self.remember(endpoint, Err(why));
         tracing::trace!(
-            service = %self.group.label,
+            service = %self.ticket.group.label,
             %endpoint,
             client = %self.flow.client,
             "endpoint did not answer: {why}"
@@ -201,7 +198,7 @@ impl<'a> Search<'a> {
             from: outcome.ok().and_then(|stream| stream.local_address().ok()),
             error: outcome.err().map(ToString::to_string),
         };
-        let (dials, label) = (&self.shared.dials, &self.group.label);
+        let (dials, label) = (&self.ticket.shared.dials, &self.ticket.group.label);
         dials.add(label, net::Protocol::Tcp, dial);
     }
 
@@ -209,9 +206,9 @@ impl<'a> Search<'a> {
     /// connections to a busy endpoint in TIME_WAIT, each of which occupies a local port for a
     /// minute (RFC 9293 section 3.6.1).
     fn log_exhausted_ports(&self, endpoint: SocketAddr) {
-        if self.shared.ports_logged.is_first() {
+        if self.ticket.shared.ports_logged.is_first() {
             tracing::warn!(
-                service = %self.group.label,
+                service = %self.ticket.group.label,
                 %endpoint,
                 "this node has no local port left for connections to the endpoint; set \
                  net.ipv4.tcp_tw_reuse=1, or widen net.ipv4.ip_local_port_range (both are for \
@@ -221,7 +218,7 @@ impl<'a> Search<'a> {
     }
 
     async fn dial(&mut self, endpoint: SocketAddr, patience: Duration) -> io::Result<Stream> {
-        let transparent = &self.shared.transparent;
+        let transparent = &self.ticket.shared.transparent;
         if !self.plain && transparent.shows(&self.flow, endpoint) {
             let dialed = self.dial_as(Some(self.flow.client), endpoint, patience);
             match dialed.await.map_err(|e| (e.kind(), e)) {
@@ -239,7 +236,7 @@ impl<'a> Search<'a> {
                 // The client's address cannot be bound here, or its port cannot be used again for
                 // this endpoint.
                 Err((_, e)) => tracing::trace!(
-                    service = %self.group.label,
+                    service = %self.ticket.group.label,
                     %endpoint,
                     client = %self.flow.client,
                     "endpoint sees the node's address: {e}"
@@ -272,7 +269,7 @@ impl<'a> Search<'a> {
                 ))
             })
         };
-        let paused = || self.shared.counters.accept_paused.inc();
+        let paused = || self.ticket.shared.counters.accept_paused.inc();
         when_there_is_room(self.limits.time, paused, connect).await
     }
 }

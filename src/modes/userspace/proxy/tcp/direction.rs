@@ -13,7 +13,7 @@ use std::{
 
 use socket2::SockRef;
 
-use super::{super::buffered::Buffered, budget::Budget, pending::Pending, ring};
+use super::{super::Shared, ring};
 use crate::kernel::socket::{
     pipe::Pipe,
     stream::{Follows, Read, Stream},
@@ -95,8 +95,9 @@ pub struct Direction {
     pub bulk: bool,
     streak: u8,
     pipe: Option<Pipe>,
-    /// Copied bytes that the receiver has not accepted yet.
-    pub pending: Pending,
+    /// Copied bytes that the receiver has not accepted yet, after the `delivered` ones.
+    pending: Vec<u8>,
+    delivered: usize,
     /// Number of bytes that were read and not counted yet.
     pub uncounted: usize,
     /// The error of a send directly after a read. The kernel returns it once, and EPIPE from then
@@ -107,18 +108,24 @@ pub struct Direction {
 }
 
 impl Direction {
-    /// A direction in which nothing was sent yet.
-    pub fn new() -> Self {
+    /// A direction in which `pending` is sent first.
+    pub fn of(pending: Vec<u8>) -> Self {
         Direction {
             phase: Phase::Open,
             bulk: false,
             streak: 0,
             pipe: None,
-            pending: Pending::default(),
+            pending,
+            delivered: 0,
             uncounted: 0,
             refused: None,
             failed: false,
         }
+    }
+
+    /// Number of copied bytes that are kept until the receiver has accepted them.
+    pub fn buffered(&self) -> usize {
+        self.pending.len()
     }
 
     /// Returns whether the receiver has not accepted everything that was read.
@@ -127,13 +134,13 @@ impl Direction {
     }
 
     /// Continues with the bytes that the ring left in this direction.
-    pub fn take_up(&mut self, rest: &ring::Rest, to: &Stream, buffered: &Buffered) {
+    pub fn take_up(&mut self, rest: &ring::Rest, to: &Stream) {
         self.failed = rest.failed;
         if rest.refused.is_some() {
             self.refused = rest.refused;
             return;
         }
-        self.pass_on(&rest.bytes, buffered, |bytes| to.write_unwatched(bytes));
+        self.pass_on(&rest.bytes, |bytes| to.write_unwatched(bytes));
     }
 
     /// Delivers bytes of earlier reads.
@@ -141,15 +148,16 @@ impl Direction {
         if let Some(why) = self.refused.take() {
             return Poll::Ready(Err(why.into()));
         }
-        while !self.pending.is_empty() {
-            match to.write_some(self.pending.left(), Follows::Nothing) {
-                Ok(n) => self.pending.delivered(n),
+        while self.delivered < self.pending.len() {
+            match to.write_some(&self.pending[self.delivered..], Follows::Nothing) {
+                Ok(n) => self.delivered += n,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     ready!(to.poll_writable(cx))?;
                 }
                 Err(e) => return Poll::Ready(Err(e)),
             }
         }
+        (self.pending, self.delivered) = (Vec::new(), 0);
         while let Some(pipe) = self.pipe.as_mut().filter(|p| p.filled() > 0) {
             match to.drain(pipe) {
                 Ok(_) => {}
@@ -173,21 +181,21 @@ impl Direction {
         &mut self,
         cx: &mut Context<'_>,
         ends: &Ends<'_>,
-        budget: Budget<'_>,
+        shared: &Shared,
         seen: &mut dyn FnMut(&[u8]),
     ) -> Poll<Result<Moved, Fault>> {
         if self.bulk && self.pipe.is_none() {
             self.pipe = Pipe::take(|| {
                 // The remaining descriptors are for connections.
-                if budget.descriptors.short() {
+                if shared.descriptors.short() {
                     return None;
                 }
-                budget.descriptors.try_take(2)
+                shared.descriptors.try_take(2)
             });
             self.bulk = self.pipe.is_some();
         }
         let moved = SHARED.with_borrow_mut(|buffer| {
-            let at_once = if budget.buffered.is_much() {
+            let at_once = if shared.memory.is_much_buffered() {
                 &mut buffer[..LITTLE]
             } else {
                 &mut buffer[..]
@@ -203,7 +211,7 @@ impl Direction {
                     let last = last && !ends.sender_dead;
                     let follows = if last { Follows::End } else { Follows::Nothing };
                     let write = |bytes: &[u8]| ends.to.write_some(bytes, follows);
-                    self.pass_on(&buffer[..length], budget.buffered, write);
+                    self.pass_on(&buffer[..length], write);
                     Moved { length, last }
                 }
             }))
@@ -224,12 +232,7 @@ impl Direction {
     }
 
     /// Writes `bytes` with `write`, and keeps those that the receiver does not accept.
-    fn pass_on(
-        &mut self,
-        bytes: &[u8],
-        buffered: &Buffered,
-        write: impl Fn(&[u8]) -> io::Result<usize>,
-    ) {
+    fn pass_on(&mut self, bytes: &[u8], write: impl Fn(&[u8]) -> io::Result<usize>) {
         let mut sent = 0;
         while sent < bytes.len() {
             match write(&bytes[sent..]) {
@@ -241,7 +244,7 @@ impl Direction {
                 }
             }
         }
-        self.pending = Pending::copy(&bytes[sent..], buffered);
+        (self.pending, self.delivered) = (bytes[sent..].to_vec(), 0);
     }
 
     /// Decides by the size of a read whether this is a bulk flow.
@@ -263,7 +266,7 @@ impl Direction {
         &mut self,
         cx: &mut Context<'_>,
         ends: &Ends<'_>,
-        budget: Budget<'_>,
+        shared: &Shared,
         seen: &mut dyn FnMut(&[u8]),
     ) -> Poll<Result<(), Fault>> {
         let mut moved = 0;
@@ -295,7 +298,7 @@ impl Direction {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            let step = ready!(self.poll_move(cx, ends, budget, seen))?;
+            let step = ready!(self.poll_move(cx, ends, shared, seen))?;
             if step.length == 0 && ends.sender_dead {
                 return Poll::Ready(Err(Fault::Sender));
             }

@@ -12,7 +12,7 @@ use socket2::SockRef;
 use tokio::{io::Interest, time::Instant};
 
 use super::{
-    super::{Shared, group::ServiceGroup},
+    super::ticket::Ticket,
     dial::Dialed,
     relay::{ANSWER_WINDOW, End, Progress, Relay, Side},
     ring,
@@ -52,19 +52,21 @@ impl Mover<'_> {
         cx: &mut Context<'_>,
         client: &Stream,
         dialed: &Dialed,
-        (shared, group): (&Shared, &ServiceGroup),
+        ticket: &mut Ticket,
     ) -> Poll<Step> {
         if let Some(ring) = &self.ring {
             return Poll::Ready(Step::Remainder(ready!(ring.poll(cx))));
         }
-        let progress = self.relay.poll(cx, client, &dialed.stream, shared.into());
+        let Dialed { stream, endpoint } = dialed;
+        let progress = self.relay.poll(cx, client, stream, &ticket.shared);
+        ticket.set_buffered(self.relay.buffered());
         let (from_client, to_client) = self.relay.take_counts();
-        dialed.lease.count_bytes(from_client, to_client);
+        endpoint.count_bytes(from_client, to_client);
         if !self.answered && self.relay.is_answered() {
             self.answered = true;
-            group.answered(dialed.lease.endpoint().address);
+            ticket.group.answered(endpoint.address);
         }
-        if self.relay.has_stalled() && ends_stalled(shared, group) {
+        if self.relay.has_stalled() && ends_stalled(ticket) {
             return Poll::Ready(Step::Relay(Progress::Ended(End::Reset)));
         }
         progress.map(Step::Relay)
@@ -78,12 +80,11 @@ impl Mover<'_> {
     }
 
     /// Hands the connection to the worker's ring, if there is one.
-    fn use_ring(&mut self, client: &mut Stream, dialed: &mut Dialed, shared: &Shared) {
+    fn use_ring(&mut self, client: &mut Stream, dialed: &mut Dialed, ticket: &Ticket) {
         if let Some(driver) = ring::of_this_worker() {
-            let endpoint = dialed.lease.endpoint().clone();
             let (client, backend) = (client.unwatch(), dialed.stream.unwatch());
-            self.ring = Some(driver.forward(client, backend, endpoint));
-            shared.counters.connections_by_io_uring.inc();
+            self.ring = Some(driver.forward(client, backend, dialed.endpoint.clone()));
+            ticket.shared.counters.connections_by_io_uring.inc();
         }
     }
 
@@ -94,17 +95,16 @@ impl Mover<'_> {
         remainder: &ring::Remainder,
         client: &mut Stream,
         backend: &mut Stream,
-        shared: &Shared,
     ) -> bool {
         self.ring = None;
-        self.relay
-            .take_up(remainder, client, backend, shared.into());
+        self.relay.take_up(remainder, client, backend);
         client.watch().is_ok() && backend.watch().is_ok()
     }
 }
 
-/// Returns whether a stalled connection of `group` should be ended.
-fn ends_stalled(shared: &Shared, group: &ServiceGroup) -> bool {
+/// Returns whether a stalled connection should be ended.
+fn ends_stalled(ticket: &Ticket) -> bool {
+    let (shared, group) = (&ticket.shared, &ticket.group);
     let ends = shared.lacks_memory_for(group);
     if ends {
         shared.counters.stalled_ended.inc();
@@ -122,7 +122,7 @@ fn ends_stalled(shared: &Shared, group: &ServiceGroup) -> bool {
 
 /// Moves bytes until the connection ends.
 pub async fn forward(
-    (shared, group): (&Shared, &ServiceGroup),
+    ticket: &mut Ticket,
     relay: &mut Relay,
     client: &mut Stream,
     dialed: &mut Dialed,
@@ -136,7 +136,7 @@ pub async fn forward(
     // accepts nothing, only shows its reset when queried.
     let mut closed = None;
     let mut stalled = false;
-    let limit = shared.tcp_user_timeout;
+    let limit = ticket.shared.tcp_user_timeout;
     let (mut client_silent, mut backend_silent) = (Silence::default(), Silence::default());
     let mut young = true;
     let first = if limit.is_zero() {
@@ -153,7 +153,7 @@ pub async fn forward(
         });
         let unread = (stalled && mover.ring.is_none()).then_some(&*client);
         let checked = young || !limit.is_zero() || mover.ring.is_some();
-        let step = poll_fn(|cx| mover.poll(cx, client, dialed, (shared, group)));
+        let step = poll_fn(|cx| mover.poll(cx, client, dialed, ticket));
         let step = tokio::select! {
             biased;
             step = step => step,
@@ -184,12 +184,12 @@ pub async fn forward(
             Step::Relay(Progress::Ended(end)) => return end,
             Step::Relay(Progress::Stalled) => stalled = true,
             Step::Relay(Progress::HalfClosed(side)) => {
-                dialed.lease.half_close();
+                ticket.half_close();
                 closed = Some(side);
             }
-            Step::Relay(Progress::Messages) => mover.use_ring(client, dialed, shared),
+            Step::Relay(Progress::Messages) => mover.use_ring(client, dialed, ticket),
             Step::Remainder(remainder) => {
-                if !mover.use_relay(&remainder, client, &mut dialed.stream, shared) {
+                if !mover.use_relay(&remainder, client, &mut dialed.stream) {
                     return End::Reset;
                 }
             }

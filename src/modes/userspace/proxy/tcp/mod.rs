@@ -1,12 +1,9 @@
 //! The TCP data path: accept, pick, connect, relay.
 
-mod budget;
 mod dial;
 mod direction;
-mod first_flight;
 mod forwarding;
 mod messages;
-mod pending;
 mod relay;
 pub mod ring;
 
@@ -28,16 +25,11 @@ use tokio::{io::Interest, time::Instant};
 pub use self::dial::Limits;
 use self::{
     dial::Search,
-    first_flight::FirstFlight,
-    relay::{End, Relay},
+    relay::{End, FirstFlight, Relay},
 };
 use super::{
-    Shared,
-    descriptors::{self, Permits},
-    group::ServiceGroup,
-    placement::{Placed, Placement},
-    proxy_protocol,
-    usage::{ConnectionLimits, Counted, PER_CONNECTION},
+    Shared, descriptors, group::ServiceGroup, proxy_protocol, ticket::Ticket,
+    usage::ConnectionLimits, workers::Placement,
 };
 use crate::{
     hold::Listening,
@@ -121,29 +113,17 @@ pub async fn accept(
             shared.counters.accept_paused.inc();
             return Remaining::Waiting;
         }
-        let Some(place) = shared.place(group, limits) else {
+        let Some(ticket) = Ticket::request(shared, group, Protocol::Tcp, limits) else {
             return Remaining::Waiting;
         };
         match accepted(listener) {
             Ok((client, flow)) => {
-                let counted = shared.admit(group, place, &flow, Protocol::Tcp, limits);
-                let Some(counted) = counted else {
+                let Some(mut ticket) = ticket.admit(&flow, limits) else {
                     reset_on_close(&client);
                     continue;
                 };
-                let permit = match shared.descriptors.try_take(PER_CONNECTION) {
-                    Some(permit) => permit,
-                    None => {
-                        shared.counters.accept_paused.inc();
-                        shared.descriptors.take(PER_CONNECTION).await
-                    }
-                };
-                let accepted = Accepted {
-                    client,
-                    flow,
-                    held: (permit, counted),
-                };
-                serve(shared, placement, listener, accepted);
+                ticket.take_descriptors().await;
+                serve(placement, listener, client, flow, ticket);
             }
             Err(e) if descriptors::exhausted(&e) => {
                 shared.counters.accept_paused.inc();
@@ -190,31 +170,16 @@ fn leaves_to_others(shared: &Shared, group: &ServiceGroup) -> bool {
 /// inside the runtime of the worker of `placement`.
 pub fn serve_rest(shared: &Arc<Shared>, placement: &Placement, listener: &Arc<Listener>) {
     let group = &listener.address.group;
-    while let Some(permit) = shared.descriptors.try_take(PER_CONNECTION) {
-        let Ok((client, flow)) = accepted(listener) else {
-            return;
-        };
-        // They have waited, and are served regardless of the Service's limit.
-        let limits = ConnectionLimits::UNLIMITED;
-        let place = shared.place(group, limits);
-        let counted = place.and_then(|p| shared.admit(group, p, &flow, Protocol::Tcp, limits));
-        if let Some(counted) = counted {
-            let accepted = Accepted {
-                client,
-                flow,
-                held: (permit, counted),
-            };
-            serve(shared, placement, listener, accepted);
+    // They have waited, and are served regardless of the Service's limit.
+    let limits = ConnectionLimits::UNLIMITED;
+    while let Some(mut ticket) = Ticket::request(shared, group, Protocol::Tcp, limits)
+        && ticket.try_take_descriptors()
+        && let Ok((client, flow)) = accepted(listener)
+    {
+        if let Some(ticket) = ticket.admit(&flow, limits) {
+            serve(placement, listener, client, flow, ticket);
         }
     }
-}
-
-/// A client's connection that must be served.
-struct Accepted {
-    client: TcpStream,
-    flow: Flow,
-    /// Its file descriptors, and its count among the connections of its client: held until it ends.
-    held: (Permits, Counted),
 }
 
 fn accepted(listener: &Listener) -> io::Result<(TcpStream, Flow)> {
@@ -230,59 +195,34 @@ fn accepted(listener: &Listener) -> io::Result<(TcpStream, Flow)> {
     Ok((client, flow))
 }
 
-fn serve(shared: &Arc<Shared>, placement: &Placement, listener: &Listener, accepted: Accepted) {
-    let Accepted { client, flow, held } = accepted;
-    let place = placement.place();
-    let number = place.number();
-    let open = Open::count(shared, &listener.address, place);
-    placement.run(number, move || {
+fn serve(
+    placement: &Placement,
+    listener: &Listener,
+    client: TcpStream,
+    flow: Flow,
+    mut ticket: Ticket,
+) {
+    let seat = ticket.open(&listener.address, placement);
+    placement.run(&seat, move || {
         // Fails only if the kernel has no memory left; the socket is then closed.
         if let Ok(mut client) = Stream::new(client) {
             tokio::task::spawn_local(async move {
                 // Borrowed, because a future stores a function's arguments twice.
-                connection(&open, &mut client, &flow).await;
-                drop((client, held, open));
+                connection(&mut ticket, &mut client, &flow).await;
+                drop((client, ticket));
             });
         }
     });
 }
 
-/// A connection, which counts from its acceptance until this is dropped.
-struct Open {
-    shared: Arc<Shared>,
-    address: Arc<ListenerAddress>,
-    _place: Placed,
-}
-
-impl Open {
-    fn count(shared: &Arc<Shared>, address: &Arc<ListenerAddress>, place: Placed) -> Open {
-        shared.counters.connections_total.inc();
-        shared.counters.connections.inc();
-        address.group.connections.fetch_add(1, Relaxed);
-        Open {
-            shared: Arc::clone(shared),
-            address: Arc::clone(address),
-            _place: place,
-        }
-    }
-}
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        self.shared.counters.connections.dec();
-        self.address.group.connections.fetch_sub(1, Relaxed);
-    }
-}
-
 /// Serves one client until its connection ends.
-async fn connection(open: &Open, client: &mut Stream, flow: &Flow) {
-    let (shared, group) = (&*open.shared, &*open.address.group);
-    if !group.admits(flow) {
-        shared.counters.connections_refused.inc();
+async fn connection(ticket: &mut Ticket, client: &mut Stream, flow: &Flow) {
+    if !ticket.group.admits(flow) {
+        ticket.shared.counters.connections_refused.inc();
         reset_on_close(&*client);
         return;
     }
-    let routing = group.routing();
+    let routing = ticket.group.routing();
     let retry = routing.retry;
     let header = match routing.proxy_protocol {
         None => Vec::new(),
@@ -294,7 +234,7 @@ async fn connection(open: &Open, client: &mut Stream, flow: &Flow) {
     };
     drop(routing);
     let mut first = FirstFlight::default();
-    let mut search = Search::new(shared, group, *flow, retry);
+    let mut search = Search::new(ticket, *flow, retry);
     loop {
         let found = tokio::select! {
             biased;
@@ -305,15 +245,14 @@ async fn connection(open: &Open, client: &mut Stream, flow: &Flow) {
             _ = client.ready(Interest::ERROR) => return,
         };
         let Some(mut dialed) = found else {
-            shared.counters.connections_failed.inc();
-            tracing::trace!(service = %group.label, client = %flow.client, "no endpoint answered");
-            reset_on_close(&*client);
-            return;
+            let service = &search.ticket.group.label;
+            tracing::trace!(%service, client = %flow.client, "no endpoint answered");
+            return fail(search.ticket, client);
         };
         let begun = Instant::now();
-        dialed.lease.connected();
+        dialed.endpoint.connected();
         let mut relay = Relay::new(&header, first);
-        let end = forwarding::forward((shared, group), &mut relay, client, &mut dialed).await;
+        let end = forwarding::forward(search.ticket, &mut relay, client, &mut dialed).await;
         match end {
             End::Closed => return,
             End::Reset => {
@@ -324,20 +263,24 @@ async fn connection(open: &Open, client: &mut Stream, flow: &Flow) {
             End::Unanswered(kept) => {
                 search.answered_late(begun.elapsed());
                 search.failed(
-                    dialed.lease.endpoint().address,
+                    dialed.endpoint.address,
                     &"it reset the connection before it sent anything",
                 );
                 let again = retry == Retry::FirstFlight
                     && (kept.bytes.is_empty() || search.may_be_sent_again());
                 if !again {
-                    shared.counters.connections_failed.inc();
-                    reset_on_close(&*client);
-                    return;
+                    return fail(search.ticket, client);
                 }
                 first = kept;
             }
         }
     }
+}
+
+/// Ends the connection of a client that no endpoint answered.
+fn fail(ticket: &Ticket, client: &Stream) {
+    ticket.shared.counters.connections_failed.inc();
+    reset_on_close(client);
 }
 
 /// Makes the socket send a reset when it is closed, instead of an orderly end that would mean

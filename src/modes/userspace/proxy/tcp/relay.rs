@@ -10,11 +10,9 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    budget::Budget,
+    super::Shared,
     direction::{Direction, Ends, Fault, Phase},
-    first_flight::FirstFlight,
     messages::Messages,
-    pending::Pending,
     ring,
 };
 use crate::kernel::socket::stream::Stream;
@@ -23,6 +21,30 @@ use crate::kernel::socket::stream::Stream;
 /// one is tried. Long enough for a backend that hangs before it exits; too short for a machine that
 /// read the bytes, was restarted, and now resets connections that it does not know.
 pub const ANSWER_WINDOW: Duration = Duration::from_secs(5);
+
+/// Maximum number of bytes that are kept to be sent again: if a client sends more than this before
+/// any answer, its backend is accepting it.
+const FIRST_FLIGHT: usize = 4 * 1024;
+
+/// Data that a client sent before its backend answered, kept so that it can be sent again to
+/// another backend.
+#[derive(Debug, Default)]
+pub struct FirstFlight {
+    pub bytes: Vec<u8>,
+    /// Whether the client closed its direction after them.
+    pub ended: bool,
+}
+
+impl FirstFlight {
+    /// Adds data of the client; returns false if it is too much to be kept.
+    fn push(&mut self, bytes: &[u8]) -> bool {
+        if self.bytes.len() + bytes.len() > FIRST_FLIGHT {
+            return false;
+        }
+        self.bytes.extend_from_slice(bytes);
+        true
+    }
+}
 
 /// Result of a relay.
 #[derive(Debug)]
@@ -87,14 +109,13 @@ impl Relay {
     /// A relay to a newly connected backend. It starts by sending `header`, which is ours, and
     /// `first`, the data that the client sent to a backend that did not answer.
     pub fn new(header: &[u8], first: FirstFlight) -> Self {
-        let mut out = Direction::new();
-        out.pending = Pending::first([header, &first.bytes].concat());
+        let mut out = Direction::of([header, &first.bytes].concat());
         if first.ended {
             out.phase = Phase::Ended;
         }
         Relay {
             out,
-            back: Direction::new(),
+            back: Direction::of(Vec::new()),
             half_closed_reported: false,
             stalled_reported: false,
             stalled: [false; 2],
@@ -113,7 +134,7 @@ impl Relay {
         cx: &mut Context<'_>,
         client: &Stream,
         backend: &Stream,
-        budget: Budget<'_>,
+        shared: &Shared,
     ) -> Poll<Progress> {
         let (first, messages) = (&mut self.first_flight, &mut self.messages);
         let ends = Ends {
@@ -122,7 +143,7 @@ impl Relay {
             sender_dead: false,
             other_closed: self.back.phase == Phase::Closed,
         };
-        let out = self.out.poll(cx, &ends, budget, &mut |bytes| {
+        let out = self.out.poll(cx, &ends, shared, &mut |bytes| {
             messages.moved(bytes.len());
             if first.as_mut().is_some_and(|f| !f.push(bytes)) {
                 *first = None;
@@ -142,7 +163,7 @@ impl Relay {
             sender_dead: dead,
             other_closed: self.out.phase == Phase::Closed,
         };
-        let back = self.back.poll(cx, &ends, budget, &mut |bytes| {
+        let back = self.back.poll(cx, &ends, shared, &mut |bytes| {
             messages.moved(bytes.len());
             // An end is also an answer, if the backend itself sent it.
             if !bytes.is_empty() || !dead {
@@ -204,21 +225,20 @@ impl Relay {
     }
 
     /// Continues with what the ring left.
-    pub fn take_up(
-        &mut self,
-        remainder: &ring::Remainder,
-        client: &Stream,
-        backend: &Stream,
-        budget: Budget<'_>,
-    ) {
+    pub fn take_up(&mut self, remainder: &ring::Remainder, client: &Stream, backend: &Stream) {
         let ring::Remainder { out, back, idle } = remainder;
         // Recorded, because its reset cannot be seen again while the backend accepts nothing.
         self.client_gone |= out.failed;
-        self.out.take_up(out, backend, budget.buffered);
-        self.back.take_up(back, client, budget.buffered);
+        self.out.take_up(out, backend);
+        self.back.take_up(back, client);
         if !idle {
             self.messages.came_back();
         }
+    }
+
+    /// Number of bytes that are buffered because their receivers have not accepted them.
+    pub fn buffered(&self) -> usize {
+        self.out.buffered() + self.back.buffered()
     }
 
     /// Number of bytes read from the client and from the backend since the last call.

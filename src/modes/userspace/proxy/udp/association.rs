@@ -1,7 +1,6 @@
 //! Assignment of a UDP client to a backend, and how long it lasts.
 
 mod inherited;
-mod pass;
 mod search;
 
 use std::{
@@ -19,21 +18,17 @@ use net::Protocol;
 use parking_lot::Mutex;
 use tokio::{net::UdpSocket, time::Instant};
 
-pub use self::{
-    inherited::{Exchange, PassedFlow},
-    pass::Reader,
-};
+pub use self::inherited::{Exchange, PassedFlow, Reader};
 use self::{
     inherited::{Inherited, InheritedClients},
-    search::{Begun, Found},
+    search::Begun,
 };
 use super::{
     super::{
         Shared,
-        backends::{Lease, Tried},
-        descriptors::Permits,
+        backends::{Endpoint, Tried},
         group::ServiceGroup,
-        usage::Counted,
+        ticket::Ticket,
     },
     ANSWER_OR_REFUSAL, Listener, Local, NewClients,
     flows::Place,
@@ -76,7 +71,7 @@ pub struct Association {
     backend: UdpSocket,
     /// The address or port to which `backend` is bound.
     local: Local,
-    lease: Lease,
+    endpoint: Endpoint,
     /// The socket that receives the client's datagrams and sends the answers.
     listener: Arc<Listener>,
     place: Place,
@@ -95,9 +90,7 @@ pub struct Association {
     unanswered: Mutex<Vec<u8>>,
     /// Endpoints that refused this client before, for the next association.
     tried: Mutex<Tried>,
-    _descriptor: Permits,
-    /// Its count towards the client's limit, until another association takes it over.
-    counted: Mutex<Option<Counted>>,
+    ticket: Ticket,
 }
 
 /// The associations of one service group, shared by all workers: any worker to which the kernel
@@ -189,7 +182,7 @@ impl Associations {
         }
         match datagram::send_connected(&association.backend, bytes) {
             Ok(()) => {
-                association.lease.count_bytes(bytes.len(), 0);
+                association.endpoint.count_bytes(bytes.len(), 0);
                 association.keep(bytes);
             }
             // The error belongs to an earlier datagram (udp(7)): this one was not sent.
@@ -202,34 +195,34 @@ impl Associations {
     }
 
     /// Starts an association, either continuing that of another process, or with an endpoint that
-    /// is not among `tried`. Takes over `counted` of the association that it replaces, if any.
+    /// is not among `tried`.
     fn begin(
         self: &Arc<Self>,
         key: Key,
         listener: &Arc<Listener>,
         inherited: Option<Inherited>,
         mut tried: Tried,
-        counted: Option<Counted>,
     ) -> Option<Arc<Association>> {
-        let counted = counted.or_else(|| self.count(&flow(key)))?;
-        let Some(descriptor) = self.shared.descriptors.try_take(1) else {
+        let mut ticket = self.admit(&flow(key))?;
+        if !ticket.try_take_descriptors() {
             return self.exhausted("file descriptors");
-        };
-        let Found { endpoint, flow } = self.find(key, inherited, &mut tried)?;
+        }
+        let (endpoint, begun) = self.find(key, inherited, &mut tried)?;
         let Begun {
             backend,
             local,
             place,
             exchange,
-        } = flow;
-        let lease = endpoint.lease();
-        lease.connected();
+        } = begun;
+        ticket.enter(&endpoint);
+        endpoint.connected();
+        let address = endpoint.address;
         let association = Arc::new(Association {
             number: self.shared.udp.next_number(),
             key,
             backend,
             local,
-            lease,
+            endpoint,
             listener: Arc::clone(listener),
             place,
             sent: AtomicU32::new(exchange.sent),
@@ -240,36 +233,34 @@ impl Associations {
             is_left: AtomicBool::new(false),
             unanswered: Mutex::default(),
             tried: Mutex::new(tried),
-            _descriptor: descriptor,
-            counted: Mutex::new(Some(counted)),
+            ticket,
         });
         let before = self.table.lock().insert(key, Arc::clone(&association));
         if let Some(before) = before {
             before.end();
         }
         self.shared.counters.udp_associations.inc();
-        self.remember(key, endpoint.address, Ok(&association.backend));
+        self.remember(key, address, Ok(&association.backend));
         tokio::task::spawn_local(Arc::clone(self).answers(Arc::clone(&association)));
         // It may have been added too late to be ended with others.
-        if listener.closed.load(Relaxed) || !self.serves(endpoint.address) {
+        if listener.closed.load(Relaxed) || !self.serves(address) {
             self.remove(&association);
         }
         Some(association)
     }
 
-    /// Counts a flow; `None` if its Service or its client is at its limit.
-    fn count(&self, flow: &Flow) -> Option<Counted> {
+    /// A ticket for a flow; `None` if its Service or its client is at its limit.
+    fn admit(&self, flow: &Flow) -> Option<Ticket> {
         let (shared, group) = (&self.shared, &self.group);
         let limits = group.limits(shared.limits);
-        let place = shared.place(group, limits)?;
-        shared.admit(group, place, flow, Protocol::Udp, limits)
+        Ticket::request(shared, group, Protocol::Udp, limits)?.admit(flow, limits)
     }
 
     /// Handles an endpoint's refusal of the client: starts an association with the next endpoint
     /// and sends it the unanswered datagram. If all refused, or nothing may be sent twice, the
     /// client's next datagram starts over.
     fn move_on(self: &Arc<Self>, old: &Arc<Association>) {
-        let endpoint = old.lease.endpoint().address;
+        let endpoint = old.endpoint.address;
         self.group.failed(endpoint);
         self.shared.counters.dial_failures.inc();
         self.remember(old.key, endpoint, Err(&"it refused a datagram"));
@@ -279,8 +270,8 @@ impl Associations {
         }
         let mut tried = std::mem::take(&mut *old.tried.lock());
         tried.add(endpoint);
-        let counted = old.counted.lock().take();
-        let Some(next) = self.begin(old.key, &old.listener, None, tried, counted) else {
+        old.ticket.uncount();
+        let Some(next) = self.begin(old.key, &old.listener, None, tried) else {
             return;
         };
         self.shared.counters.dial_retries.inc();
@@ -327,7 +318,7 @@ impl Associations {
                         association.place.used();
                         let sent = datagram::send_from(&association.listener.socket, bytes, called, client);
                         match sent {
-                            Ok(()) => association.lease.count_bytes(0, bytes.len()),
+                            Ok(()) => association.endpoint.count_bytes(0, bytes.len()),
                             Err(_) => self.shared.counters.datagrams_dropped.inc(),
                         }
                     });
@@ -364,12 +355,12 @@ impl Associations {
         let mut table = self.table.lock();
         let routing = self.group.routing();
         let keeping: HashSet<SocketAddr> = routing.servers().map(|server| server.address).collect();
-        let gone = table.extract_if(|_, a| !keeping.contains(&a.lease.endpoint().address));
+        let gone = table.extract_if(|_, a| !keeping.contains(&a.endpoint.address));
         for (_, association) in gone {
             association.leaves.store(true, Relaxed);
             association.place.activity().wake();
             // The client's next datagram starts an association that counts instead.
-            drop(association.counted.lock().take());
+            association.ticket.uncount();
             leaving.push(association);
         }
     }
@@ -395,7 +386,7 @@ impl Associations {
     fn answered(&self, association: &Association) {
         association.received.fetch_add(1, Relaxed);
         if !association.answered.swap(true, Relaxed) {
-            self.group.answered(association.lease.endpoint().address);
+            self.group.answered(association.endpoint.address);
             *association.unanswered.lock() = Vec::new();
         }
     }

@@ -3,7 +3,6 @@
 
 use std::{
     collections::VecDeque,
-    hash::Hash,
     net::SocketAddr,
     sync::{
         Arc, Weak,
@@ -45,13 +44,20 @@ pub struct Flows {
     state: Mutex<State>,
 }
 
+/// Each flow is in the queues of all, of its endpoint and of its Service.
 #[derive(Debug, Default)]
 struct State {
-    all: Queue,
-    remotes: HashMap<SocketAddr, Queue>,
-    services: HashMap<Arc<str>, Queue>,
+    queues: HashMap<Of, Queue>,
     /// The Services that have more than a quarter of the maximum number of flows.
     large: Vec<Arc<str>>,
+}
+
+/// The flows of a queue.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Of {
+    All,
+    Endpoint(SocketAddr),
+    Service(Arc<str>),
 }
 
 /// Flows, roughly those that have been idle for longest first: a flow that was used since it was
@@ -125,14 +131,13 @@ impl Flows {
         let is_large = state.large.contains(service);
         let taken = self.taken(&state, service);
         let allowed = self.allowed(taken, self.most());
-        let mut ended = state.end_idle(service, now, allowed);
-        // An endpoint only gets a queue with its first flow.
-        let of_remote = state.remotes.get_mut(&remote).map_or(0, |of_remote| {
-            let allowed = self.allowed(of_remote.count, self.most_each);
-            ended += of_remote.end_idle(now, allowed);
-            of_remote.count
-        });
-        let full = if of_remote >= self.most_each {
+        let from = state.queue_to_shorten(service);
+        let mut ended = state.end_idle(&from, now, allowed);
+        let endpoint = Of::Endpoint(remote);
+        let of_endpoint = state.count(&endpoint);
+        let allowed = self.allowed(of_endpoint, self.most_each);
+        ended += state.end_idle(&endpoint, now, allowed);
+        let full = if of_endpoint >= self.most_each {
             Some(Full::Endpoint)
         } else {
             (taken >= self.most()).then_some(Full::All)
@@ -145,8 +150,11 @@ impl Flows {
             ends: AtomicBool::new(false),
             end: Notify::new(),
         });
-        let is_more = state.add(service, remote, &activity, now) > self.large();
-        if is_more && !is_large {
+        for of in queues_of(service, remote) {
+            state.queues.entry(of).or_default().add(&activity, now);
+        }
+        let of_service = state.count(&Of::Service(Arc::clone(service)));
+        if of_service > self.large() && !is_large {
             state.large.push(Arc::clone(service));
         }
         let place = Place {
@@ -162,7 +170,7 @@ impl Flows {
     /// part that it must leave to others is added.
     fn taken(&self, state: &State, service: &Arc<str>) -> usize {
         let is_large = state.large.contains(service);
-        state.all.count + if is_large { self.large() } else { 0 }
+        state.count(&Of::All) + if is_large { self.large() } else { 0 }
     }
 
     /// Returns whether other flows end early for a new flow of `service`.
@@ -175,11 +183,10 @@ impl Flows {
     pub fn room(&self, service: &Arc<str>) -> (Room, usize) {
         let state = self.state.lock();
         let room = Room {
-            free: self.most().saturating_sub(state.all.count),
+            free: self.most().saturating_sub(state.count(&Of::All)),
             total: self.most(),
         };
-        let of_service = state.services.get(service);
-        (room, of_service.map_or(0, |queue| queue.count))
+        (room, state.count(&Of::Service(Arc::clone(service))))
     }
 
     /// Ends the flow to `remote` that has been idle for longest, if that is long enough, because
@@ -187,14 +194,13 @@ impl Flows {
     pub fn make_room(&self, remote: SocketAddr) -> usize {
         let now = self.now();
         let mut state = self.state.lock();
-        let of_remote = state.remotes.get_mut(&remote);
-        of_remote.map_or(0, |queue| queue.end_idle(now, Some(SHORTEST)))
+        state.end_idle(&Of::Endpoint(remote), now, Some(SHORTEST))
     }
 
     /// Returns whether there are so many flows that those which seem to be over should end: more
     /// than an eighth of the maximum, or than [`FEW`].
     pub fn are_many(&self) -> bool {
-        self.state.lock().all.count > FEW.min(self.most() / 8)
+        self.state.lock().count(&Of::All) > FEW.min(self.most() / 8)
     }
 
     /// Maximum idle time of a flow when there are `count` of `most`; `None` for the usual time.
@@ -221,51 +227,43 @@ impl Flows {
 }
 
 impl State {
-    /// Adds a flow. Returns the new number of flows of its Service.
-    fn add(
-        &mut self,
-        service: &Arc<str>,
-        remote: SocketAddr,
-        activity: &Arc<Activity>,
-        now: u64,
-    ) -> usize {
-        self.all.add(activity, now);
-        self.remotes.entry(remote).or_default().add(activity, now);
-        let of_service = self.services.entry(Arc::clone(service)).or_default();
-        of_service.add(activity, now);
-        of_service.count
+    /// Number of flows in a queue.
+    fn count(&self, of: &Of) -> usize {
+        self.queues.get(of).map_or(0, |queue| queue.count)
     }
 
-    /// Removes a flow. Returns the new number of flows of its Service.
-    fn remove(&mut self, service: &Arc<str>, remote: SocketAddr) -> usize {
-        self.all.count -= 1;
-        remove(&mut self.remotes, &remote);
-        remove(&mut self.services, service)
-    }
-
-    /// Ends flows that have been idle for longer than `allowed`, before a new one of `service`
-    /// starts: those of `service` if it has many, otherwise those of another Service that has, or
-    /// of all if none has. Returns how many were ended.
-    fn end_idle(&mut self, service: &Arc<str>, now: u64, allowed: Option<Duration>) -> usize {
+    /// The flows of which some end for a new one of `service`: those of `service` if it has many,
+    /// otherwise those of another Service that has, or all if none has.
+    fn queue_to_shorten(&self, service: &Arc<str>) -> Of {
         let large = self.large.iter().find(|large| *large == service);
         let large = large.or(self.large.first());
-        let queue = large.and_then(|large| self.services.get_mut(large));
-        queue.unwrap_or(&mut self.all).end_idle(now, allowed)
+        large.map_or(Of::All, |large| Of::Service(Arc::clone(large)))
+    }
+
+    /// Ends flows of a queue that have been idle for longer than `allowed`. Returns how many.
+    fn end_idle(&mut self, of: &Of, now: u64, allowed: Option<Duration>) -> usize {
+        let queue = self.queues.get_mut(of).zip(allowed);
+        queue.map_or(0, |(queue, allowed)| queue.end_idle(now, allowed))
+    }
+
+    /// Removes a flow from a queue, which goes with its last one. Returns the number of flows left.
+    fn remove(&mut self, of: &Of) -> usize {
+        let Some(queue) = self.queues.get_mut(of) else {
+            return 0;
+        };
+        queue.count -= 1;
+        let left = queue.count;
+        if left == 0 {
+            self.queues.remove(of);
+        }
+        left
     }
 }
 
-/// Removes a flow from `queues`, and its queue if that is then empty. Returns the number of flows
-/// left in it.
-fn remove<K: Eq + Hash>(queues: &mut HashMap<K, Queue>, key: &K) -> usize {
-    let Some(queue) = queues.get_mut(key) else {
-        return 0;
-    };
-    queue.count -= 1;
-    let left = queue.count;
-    if left == 0 {
-        queues.remove(key);
-    }
-    left
+/// The queues of a flow.
+fn queues_of(service: &Arc<str>, remote: SocketAddr) -> [Of; 3] {
+    let service = Of::Service(Arc::clone(service));
+    [Of::All, Of::Endpoint(remote), service]
 }
 
 impl Queue {
@@ -281,10 +279,7 @@ impl Queue {
     /// Ends flows that have been idle for longer than `allowed`; returns how many. If any of the
     /// examined flows has, at least one ends: among those used since they were put here, the one
     /// that has been idle for longest.
-    fn end_idle(&mut self, now: u64, allowed: Option<Duration>) -> usize {
-        let Some(allowed) = allowed else {
-            return 0;
-        };
+    fn end_idle(&mut self, now: u64, allowed: Duration) -> usize {
         let allowed = u64::try_from(allowed.as_millis()).unwrap_or(u64::MAX);
         let is_too_long = |last_used| now.saturating_sub(last_used) > allowed;
         let mut ended = 0;
@@ -372,7 +367,9 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let mut state = self.flows.state.lock();
-        if state.remove(&self.service, self.remote) <= self.flows.large() {
+        let left = queues_of(&self.service, self.remote).map(|of| state.remove(&of));
+        let [.., of_service] = left;
+        if of_service <= self.flows.large() {
             state.large.retain(|large| *large != self.service);
         }
     }

@@ -12,11 +12,8 @@ fn ip(last: u8) -> IpAddr {
     IpAddr::from([192, 0, 2, last])
 }
 
-fn take(usage: &Arc<Usage>, last: u8) -> Counted {
-    let place = usage.place(None).expect("a place");
-    place
-        .give(ip(last), Protocol::Tcp, |_, _| true)
-        .expect("it may")
+fn take(usage: &Usage, last: u8) {
+    assert!(usage.take(None) && usage.add(ip(last), Protocol::Tcp, |_, _| true));
 }
 
 #[test]
@@ -48,26 +45,28 @@ fn what_is_counted_goes_with_who_has_it() {
     let (web, same) = (usages.of(&service("web")), usages.of(&service("web")));
     assert!(Arc::ptr_eq(&web, &same));
     let other = usages.of(&service("other"));
-    let mut all = vec![take(&web, 1), take(&web, 1), take(&web, 2), take(&other, 1)];
+    for (usage, last) in [(&web, 1), (&web, 1), (&web, 2), (&other, 1)] {
+        take(usage, last);
+    }
     assert_eq!((web.all(), other.all(), shown.get()), (3, 1, 3));
-    let udp = web
-        .place(None)
-        .expect("a place")
-        .give(ip(1), Protocol::Udp, |has, together| {
-            assert_eq!((has.all(), has.udp(), has.descriptors()), (2, 0, 4));
-            assert_eq!(together.descriptors(), 6);
-            true
-        });
-    all.extend(udp);
-    let refused = web
-        .place(None)
-        .expect("a place")
-        .give(ip(1), Protocol::Tcp, |has, _| {
-            assert_eq!((has.all(), has.udp(), has.descriptors()), (3, 1, 5));
-            false
-        });
-    assert!(refused.is_none() && web.all() == 4);
-    all.clear();
+    assert!(web.take(None));
+    let has_udp = web.add(ip(1), Protocol::Udp, |has, together| {
+        assert_eq!((has.all(), has.udp(), has.descriptors()), (2, 0, 4));
+        assert_eq!(together.descriptors(), 6);
+        true
+    });
+    assert!(web.take(None));
+    let has_more = web.add(ip(1), Protocol::Tcp, |has, _| {
+        assert_eq!((has.all(), has.udp(), has.descriptors()), (3, 1, 5));
+        false
+    });
+    assert!(has_udp && !has_more);
+    web.give_back(None, Protocol::Tcp);
+    assert_eq!(web.all(), 4);
+    web.give_back(Some(ip(1)), Protocol::Udp);
+    for (usage, last) in [(&web, 1), (&web, 1), (&web, 2), (&other, 1)] {
+        usage.give_back(Some(ip(last)), Protocol::Tcp);
+    }
     assert_eq!((web.all(), other.all(), shown.get()), (0, 0, 0));
     assert!(web.clients.lock().has.is_empty());
     assert_eq!(web.clients.lock().together, Has::default());
@@ -78,11 +77,12 @@ fn a_service_has_no_more_than_it_may() {
     let usages = Usages::new(IntGauge::new("clients", "clients").expect("a gauge"));
     let web = usages.of(&service("web"));
     let two = NonZeroU32::new(2);
-    let places = [web.place(two), web.place(two)];
-    assert!(places.iter().all(Option::is_some) && web.place(two).is_none());
-    assert!(web.place(None).is_some());
-    drop(places);
-    assert!(web.place(two).is_some());
+    assert!(web.take(two) && web.take(two) && !web.take(two));
+    assert!(web.take(None));
+    for _ in 0..2 {
+        web.give_back(None, Protocol::Tcp);
+    }
+    assert!(web.take(two) && !web.take(two));
 }
 
 #[test]

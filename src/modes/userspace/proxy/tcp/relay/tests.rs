@@ -2,17 +2,14 @@
 
 use std::time::Duration;
 
-use prometheus::IntGauge;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, Interest},
     net::{TcpListener, TcpStream},
     time::timeout,
 };
 
-use super::{
-    super::super::{buffered::Buffered, descriptors::Descriptors},
-    *,
-};
+use super::*;
+use crate::modes::userspace::tests::shared;
 
 /// Longer than anything here takes unless it hangs.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -36,14 +33,9 @@ async fn reset(stream: TcpStream, seen_by: &Stream) {
 }
 
 async fn run(relay: &mut Relay, client: &Stream, backend: &Stream) -> End {
-    let descriptors = Descriptors::of_this_process(None);
-    let buffered = Buffered::new(IntGauge::new("kept", "kept").unwrap(), None);
-    let budget = Budget {
-        descriptors: &descriptors,
-        buffered: &buffered,
-    };
+    let shared = shared();
     loop {
-        let step = std::future::poll_fn(|cx| relay.poll(cx, client, backend, budget));
+        let step = std::future::poll_fn(|cx| relay.poll(cx, client, backend, &shared));
         match timeout(DEADLINE, step).await.expect("it ends") {
             Progress::Ended(end) => return end,
             Progress::HalfClosed(_) | Progress::Stalled | Progress::Messages => {}
@@ -136,12 +128,6 @@ async fn a_reset_behind_what_the_ring_left_ends_the_connection_after_it() {
         let (mut backend, mut far_backend) = pair().await;
         while !takes && backend.write_unwatched(&[0; 1 << 16]).is_ok() {}
         let mut relay = Relay::new(&[], FirstFlight::default());
-        let descriptors = Descriptors::of_this_process(None);
-        let buffered = Buffered::new(IntGauge::new("kept", "kept").unwrap(), None);
-        let budget = Budget {
-            descriptors: &descriptors,
-            buffered: &buffered,
-        };
         let left = ring::Remainder {
             out: ring::Rest {
                 bytes: b"question".to_vec(),
@@ -155,7 +141,7 @@ async fn a_reset_behind_what_the_ring_left_ends_the_connection_after_it() {
             stream.unwatch();
             stream.watch().unwrap();
         }
-        relay.take_up(&left, &client, &backend, budget);
+        relay.take_up(&left, &client, &backend);
         let end = run(&mut relay, &client, &backend).await;
         assert!(matches!(end, End::Reset), "{end:?}");
         if takes {

@@ -1,7 +1,16 @@
-//! Clients of another process that have not sent anything to this one yet: their endpoints, and the
-//! flows that the other process passed on with their sockets.
+//! Flows that continue in the next process, with their sockets, so that endpoints see the same
+//! source port as before.
+//!
+//! A client of another process that has not sent anything to this one yet is *inherited*: its
+//! endpoint is known, and its flow if the other process passed on the socket.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::SocketAddr,
+    os::fd::{AsFd, BorrowedFd},
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
 
 use hashbrown::{HashMap, hash_map::Entry};
 use socket2::Socket;
@@ -60,15 +69,6 @@ pub(super) struct Passed {
     _descriptor: Permits,
 }
 
-/// A flow that continues in this process.
-pub(super) struct Continued {
-    pub(super) backend: UdpSocket,
-    pub(super) local: Local,
-    pub(super) exchange: Exchange,
-    /// How long it has been idle.
-    pub(super) idle: Duration,
-}
-
 impl Passed {
     /// Returns whether this process continues the flow if its client's datagrams come in at
     /// `listener`.
@@ -77,19 +77,19 @@ impl Passed {
         !self.flow.is_shared || at() == Some(self.flow.listener)
     }
 
+    /// How long the flow has been idle.
+    pub(super) fn idle(&self) -> Duration {
+        self.idle.saturating_add(self.since.elapsed())
+    }
+
     /// Takes over the flow. The other process reads no more answers of it.
-    pub(super) fn take_over(self) -> io::Result<Continued> {
+    pub(super) fn take_over(self) -> io::Result<(UdpSocket, Local, Exchange)> {
         let PassedFlow {
             socket, exchange, ..
         } = self.flow;
         socket.set_nonblocking(true)?;
         let backend = UdpSocket::from_std(socket.into())?;
-        Ok(Continued {
-            backend,
-            local: Local::Port { _lease: self.lease },
-            exchange,
-            idle: self.idle.saturating_add(self.since.elapsed()),
-        })
+        Ok((backend, Local::Port { _lease: self.lease }, exchange))
     }
 }
 
@@ -203,7 +203,7 @@ impl Associations {
                 continue;
             };
             if self.serves(client.endpoint) && self.group.admits(&flow(*key)) {
-                self.begin(*key, listener, Some(client), Tried::default(), None);
+                self.begin(*key, listener, Some(client), Tried::default());
             }
         }
     }
@@ -214,7 +214,7 @@ impl Associations {
         key: Key,
         listener: &Arc<Listener>,
     ) -> Option<Arc<Association>> {
-        let begin = |client| self.begin(key, listener, client, Tried::default(), None);
+        let begin = |client| self.begin(key, listener, client, Tried::default());
         let mut inherited = self.inherited.lock();
         if let Some(mut client) = inherited.take(&key) {
             client.passed = client.passed.filter(|passed| passed.is_ours_at(listener));
@@ -226,4 +226,66 @@ impl Associations {
         let known = may_be_known.then(|| self.table.lock().get(&key).cloned());
         known.flatten().or_else(|| begin(None))
     }
+}
+
+impl Associations {
+    /// The flows that can continue in another process. Excludes flows that are bound to the
+    /// client's own address, because that process binds the same address, and flows that already
+    /// continue in another process, which passes them on itself.
+    pub fn to_pass_on(&self) -> Vec<Arc<Association>> {
+        let table = self.table.lock();
+        let all = table.values();
+        let is_ours = |one: &&Arc<Association>| {
+            matches!(one.local, Local::Port { .. }) && !one.is_left.load(Relaxed)
+        };
+        let ours = all.filter(is_ours);
+        ours.cloned().collect()
+    }
+}
+
+impl Association {
+    /// Number that identifies it within this process.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The address that receives its client's datagrams; `None` if the kernel does not return it.
+    pub fn listener(&self) -> Option<SocketAddr> {
+        self.listener.socket.local_addr().ok()
+    }
+
+    /// Its client, the endpoint, and how long it has been idle.
+    pub fn assigned(&self) -> (Key, SocketAddr, Duration) {
+        (self.key, self.endpoint.address, self.place.idle())
+    }
+
+    /// Datagrams exchanged so far.
+    pub fn exchange(&self) -> Exchange {
+        Exchange {
+            sent: self.sent.load(Relaxed),
+            received: self.received.load(Relaxed),
+            converses: self.converses.load(Relaxed),
+        }
+    }
+
+    /// Leaves the answers to another process, or takes them back.
+    pub fn leave_answers(&self, to: Reader) {
+        self.is_left.store(to == Reader::Successor, Relaxed);
+        self.place.activity().wake();
+    }
+}
+
+impl AsFd for Association {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.backend.as_fd()
+    }
+}
+
+/// The process that reads the answers of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reader {
+    /// This process, as before it gave way.
+    ThisProcess,
+    /// The process that takes over.
+    Successor,
 }

@@ -16,19 +16,13 @@ use super::{
         flows::{Full, Place},
     },
     Associations, Key, flow,
-    inherited::{Continued, Exchange, Inherited, Passed},
+    inherited::{Exchange, Inherited, Passed},
 };
 use crate::{kernel::socket::local_ports::Failure, sched::Flow};
 
 /// Number of endpoints that may turn out to have no local port left before a new client's datagram
 /// is dropped; meanwhile, idle flows of each are ended.
 const MOST_FULL: usize = 8;
-
-/// An endpoint that accepts a client.
-pub(super) struct Found {
-    pub(super) endpoint: Endpoint,
-    pub(super) flow: Begun,
-}
 
 /// A flow to an endpoint.
 pub(super) struct Begun {
@@ -57,7 +51,7 @@ impl Associations {
         key: Key,
         mut inherited: Option<Inherited>,
         tried: &mut Tried,
-    ) -> Option<Found> {
+    ) -> Option<(Endpoint, Begun)> {
         let mut full = 0;
         loop {
             let (endpoint, begun) = match self.choose(key, inherited.take(), tried) {
@@ -70,7 +64,7 @@ impl Associations {
                     if self.shared.udp.exhaustion_logged.is_over() {
                         tracing::info!("no new UDP client was turned away for a minute");
                     }
-                    return Some(Found { endpoint, flow });
+                    return Some((endpoint, flow));
                 }
                 Err(NotBegun::ComesBack) => {
                     let error = io::Error::other("calls to it come back to this process");
@@ -136,24 +130,17 @@ impl Associations {
         let (place, ended) = shared.udp.flows.begin(&self.group.label, address);
         self.count_ended(ended);
         let place = place.map_err(NotBegun::Full)?;
-        let Some(passed) = passed else {
-            let (backend, local) = connected(shared, flow, address).map_err(NotBegun::Failed)?;
-            return Ok(Begun {
-                backend,
-                local,
-                place,
-                exchange: Exchange::default(),
-            });
+        let (backend, local, exchange) = match passed {
+            None => {
+                let new = connected(shared, flow, address).map_err(NotBegun::Failed)?;
+                (new.0, new.1, Exchange::default())
+            }
+            Some(passed) => {
+                place.was_used(passed.idle());
+                let continued = passed.take_over();
+                continued.map_err(|error| NotBegun::Failed(Failure::Other(error)))?
+            }
         };
-        let continued = passed.take_over();
-        let continued = continued.map_err(|error| NotBegun::Failed(Failure::Other(error)))?;
-        let Continued {
-            backend,
-            local,
-            exchange,
-            idle,
-        } = continued;
-        place.was_used(idle);
         Ok(Begun {
             backend,
             local,
