@@ -16,6 +16,7 @@ mod render;
 mod report;
 mod rings;
 mod serve;
+mod serving;
 mod takeover;
 mod traffic;
 
@@ -30,7 +31,7 @@ use crate::{
     cli::{Cleanup, Job, Settings},
     events::Recorder,
     hold,
-    modes::{Mode, userspace::Rings},
+    modes::userspace::Rings,
     node::{self, NodePorts},
     runner::metrics::Metrics,
     test, trace,
