@@ -16,7 +16,6 @@ mod render;
 mod report;
 mod rings;
 mod serve;
-mod serving;
 mod takeover;
 mod traffic;
 

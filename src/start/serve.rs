@@ -21,12 +21,12 @@ use super::{
     Done,
     addresses::{self, Addresses},
     build, confine, ending,
+    mode::{self, ServingMode},
     probe::{self, Chosen},
     programs::{Need, Programs},
     progress,
     report::{self, node_dependents},
     rings,
-    serving::{self, ServingMode},
     takeover::TakeOver,
     traffic,
 };
@@ -95,7 +95,7 @@ async fn begin_to_serve(settings: Settings, signals: ending::Signals) -> Done {
     let mode = choice.mode;
     let (proxy, relay) = (context.mode(mode)?, context.relay(mode)?);
     tracing::info!(%node, %mode, objects = %source, "starting");
-    let handover = serving::handover(&proxy, relay.as_ref());
+    let handover = mode::handover(&proxy, relay.as_ref());
     let counted = settings.own.counted();
     let traffic = traffic::source(&proxy, &node_ports, &counted);
     let running = Running {
