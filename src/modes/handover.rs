@@ -279,7 +279,7 @@ impl Handover {
 
     /// Returns the right to write rules and routes, while it is kept; `None`: a
     /// successor has it.
-    pub(super) async fn capturing(&self) -> Option<MutexGuard<'_, ()>> {
+    pub async fn capturing(&self) -> Option<MutexGuard<'_, ()>> {
         let capturing = self.0.capturing.lock().await;
         let yields = self.other_processes().yields();
         (!yields).then_some(capturing)

@@ -10,37 +10,13 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use net::{Family, PerFamily, Protocol};
-use xtables::Engine;
+use net::{Family, Protocol};
 
 use super::{
-    Asked, Compared, ExplainResult, Mode, Outcomes, Packet, Reason, SyncError,
-    progress::SyncProgress,
-    unsupported,
+    Asked, Compared, Explanation, Outcomes, Packet, Reason, unsupported,
     userspace::{self, NodePortRelay},
 };
-use crate::{
-    config::ModeName,
-    services::{ServiceMap, ServicePort},
-};
-
-/// A mode with node ports on loopback addresses, where they are asked for.
-pub struct LocalhostNodePorts<M> {
-    mode: M,
-    relay: Option<NodePortRelay>,
-}
-
-impl<M: Mode> LocalhostNodePorts<M> {
-    /// Adds `relay` to `mode`; `None`: loopback is not to be served.
-    pub fn new(mode: M, relay: Option<NodePortRelay>) -> LocalhostNodePorts<M> {
-        LocalhostNodePorts { mode, relay }
-    }
-
-    /// Returns the mode without its node ports on loopback addresses.
-    pub fn mode(&self) -> &M {
-        &self.mode
-    }
-}
+use crate::services::{ServiceMap, ServicePort};
 
 /// Returns why the node port of `port` is not served on loopback addresses; `None`: it is, or it
 /// has none.
@@ -79,78 +55,47 @@ pub fn render(map: &ServiceMap, addresses: &[IpAddr], text: &mut impl Write) -> 
     Ok(())
 }
 
-impl<M: Mode> Mode for LocalhostNodePorts<M> {
-    fn name(&self) -> ModeName {
-        self.mode.name()
-    }
-
-    async fn prepare(&mut self) -> Result<(), SyncError> {
-        self.mode.prepare().await
-    }
-
-    async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
-        let mut outcomes = self.mode.sync(map, asked).await;
-        let Some(relay) = &mut self.relay else {
-            return outcomes;
+/// Has `relay` listen on the node ports in `map`, and completes the `outcomes` of a sync.
+pub fn sync(
+    relay: &mut NodePortRelay,
+    map: &ServiceMap,
+    asked: Asked<'_>,
+    outcomes: &mut Outcomes,
+) {
+    for (family, relayed) in relay.sync(map, asked) {
+        // A family whose sync failed as a whole will be asked for again.
+        let (Some(relayed), Some(Ok(report)), Some(changes)) = (
+            relayed,
+            outcomes.get_mut(family).as_mut(),
+            asked.get(family),
+        ) else {
+            continue;
         };
-        for (family, relayed) in relay.sync(map, asked) {
-            // A family whose sync failed as a whole will be asked for again.
-            let (Some(relayed), Some(Ok(report)), Some(changes)) = (
-                relayed,
-                outcomes.get_mut(family).as_mut(),
-                asked.get(family),
-            ) else {
-                continue;
-            };
-            report.failed.add_all(&relayed.failed);
-            report.unfinished.extend(relayed.unfinished);
-            report
-                .unsupported
-                .extend(unsupported::of_changed(family, map, changes, reasons));
-        }
-        outcomes
+        report.failed.add_all(&relayed.failed);
+        report.unfinished.extend(relayed.unfinished);
+        report
+            .unsupported
+            .extend(unsupported::of_changed(family, map, changes, reasons));
     }
+}
 
-    async fn compare(&mut self, map: &ServiceMap) -> Compared {
-        let compared = self.mode.compare(map).await;
-        let Some(relay) = &self.relay else {
-            return compared;
-        };
-        compared.map(|family, found| {
-            let found = found?.map(|mut found| {
-                found.extend(relay.missing_listeners(family));
-                found
-            });
-            Some(found)
-        })
-    }
+/// Adds the missing listeners of `relay` to the differences that were found.
+pub fn compare(relay: &NodePortRelay, compared: Compared) -> Compared {
+    compared.map(|family, found| {
+        let found = found?.map(|mut found| {
+            found.extend(relay.missing_listeners(family));
+            found
+        });
+        Some(found)
+    })
+}
 
-    async fn explain(&mut self, map: &ServiceMap, packet: &Packet) -> ExplainResult {
-        let mut explanation = self.mode.explain(map, packet).await?;
-        if packet.to.ip().is_loopback()
-            && let (Some(relay), Some((port, _))) = (&self.relay, &explanation.served_by)
-        {
-            explanation.objects.extend(relay.listeners(port));
-        }
-        Ok(explanation)
-    }
-
-    async fn externally_modified(&mut self) {
-        let Some(relay) = &mut self.relay else {
-            return self.mode.externally_modified().await;
-        };
-        tokio::select! {
-            () = self.mode.externally_modified() => {}
-            () = relay.other_processes_changed() => {}
-        }
-    }
-
-    fn engines(&self) -> Vec<(Family, Engine)> {
-        self.mode.engines()
-    }
-
-    fn progress(&self) -> PerFamily<SyncProgress> {
-        self.mode.progress()
+/// Adds the listeners of `relay` to the explanation of a `packet` that reaches them.
+pub fn explain(relay: &NodePortRelay, packet: &Packet, explanation: &mut Explanation) {
+    if packet.to.ip().is_loopback()
+        && let Some((port, _)) = &explanation.served_by
+    {
+        explanation.objects.extend(relay.listeners(port));
     }
 }
 

@@ -35,7 +35,6 @@ pub use metrics::{Metrics, Unwritten, UnwrittenCounter};
 use net::{Family, PerFamily};
 use netlink::conntrack;
 pub use unsupported::{Done, Reason, Unsupported};
-use xtables::Engine;
 
 use self::progress::SyncProgress;
 use crate::{
@@ -172,14 +171,6 @@ pub enum SyncError {
 pub trait Mode: Send {
     /// The name of the mode, as users configure it.
     fn name(&self) -> ModeName;
-    /// Does the work that needs full privileges, for a process that will run without them
-    /// (`--init-only`). Forwards no traffic and breaks none.
-    ///
-    /// # Errors
-    /// When something was refused that the mode cannot do without.
-    fn prepare(&mut self) -> impl Future<Output = Result<(), SyncError>> + Send {
-        std::future::ready(Ok(()))
-    }
     /// Makes the kernel (or our listeners) match `map` for the families that are `asked` for; their
     /// changes say what differs since the last success. Returns, for each family, an error if
     /// nothing could be applied; failures of single ServicePorts are in the report.
@@ -207,8 +198,6 @@ pub trait Mode: Send {
     fn externally_modified(&mut self) -> impl Future<Output = ()> + Send {
         std::future::pending()
     }
-    /// Returns in which engine of each family it has rules. Does not change.
-    fn engines(&self) -> Vec<(Family, Engine)>;
     /// Returns the progress that the mode counts while a sync is under way. Does not change.
     fn progress(&self) -> PerFamily<SyncProgress>;
 }

@@ -1,51 +1,22 @@
-//! A mode whose large syncs run on a thread of their own.
+//! Long syncs and comparisons on a thread of their own.
+//!
+//! Modes that talk to the kernel directly block while it works. On another thread, their long calls
+//! let the first one still answer liveness probes.
 
 use std::{io, panic::resume_unwind, sync::Arc};
 
-use net::{Family, PerFamily};
 use tokio::{
     runtime::{self, Runtime},
     sync::{Mutex, oneshot},
     task::spawn_blocking,
 };
-use xtables::Engine;
 
-use super::{
-    Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError, both_failed, comparison,
-    progress::SyncProgress,
-};
-use crate::{
-    config::ModeName,
-    services::{Changes, ServiceMap},
-};
+use super::{Asked, Compared, Mode, Outcomes, SyncError, both_failed, comparison};
+use crate::services::{Changes, ServiceMap};
 
 /// A sync of so few changed ServicePorts is over in milliseconds, and is not worth
 /// a copy of the map and a thread.
 const FEW: usize = 50;
-
-/// Runs the long syncs of a mode, which block while the kernel works, on another thread, so that
-/// the first one still answers liveness probes.
-#[derive(Debug)]
-pub struct Offloaded<M> {
-    name: ModeName,
-    engines: Vec<(Family, Engine)>,
-    progress: PerFamily<SyncProgress>,
-    /// Shared with the thread of a sync. One whose result is no longer awaited goes
-    /// on to its end, and so leaves nothing half done.
-    mode: Arc<Mutex<M>>,
-}
-
-impl<M: Mode> Offloaded<M> {
-    /// Wraps `mode`, which may hold nothing that is bound to the runtime.
-    pub fn new(mode: M) -> Offloaded<M> {
-        Offloaded {
-            name: mode.name(),
-            engines: mode.engines(),
-            progress: mode.progress(),
-            mode: Arc::new(Mutex::new(mode)),
-        }
-    }
-}
 
 /// Runs `work` on a thread of its own, with a runtime: that of the first thread may end
 /// before the work does.
@@ -66,67 +37,49 @@ async fn on_its_own_thread<T: Send + 'static>(
     }
 }
 
-impl<M: Mode + 'static> Mode for Offloaded<M> {
-    fn name(&self) -> ModeName {
-        self.name
+/// Has `mode`, which holds nothing that is bound to the runtime, sync: on another thread if that
+/// takes long. A sync whose result is no longer awaited continues to its end, and so leaves nothing
+/// half done.
+pub async fn sync(
+    mode: &Arc<Mutex<impl Mode + 'static>>,
+    map: &ServiceMap,
+    asked: Asked<'_>,
+) -> Outcomes {
+    let mut mode = Arc::clone(mode).lock_owned().await;
+    // A retry reads the whole state of the kernel, if that may differ from the known one.
+    let large = |changes: &Changes| changes.full || changes.retry || changes.ports.len() > FEW;
+    let mut of_families = asked.into_iter();
+    if !of_families.any(|(_, changes)| changes.is_some_and(large)) && !mode.observes(asked) {
+        return mode.sync(map, asked).await;
     }
-
-    async fn prepare(&mut self) -> Result<(), SyncError> {
-        self.mode.lock().await.prepare().await
-    }
-
-    async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
-        let mut mode = Arc::clone(&self.mode).lock_owned().await;
-        // A retry reads the whole state of the kernel, if that may differ from the known one.
-        let large = |changes: &Changes| changes.full || changes.retry || changes.ports.len() > FEW;
-        let mut of_families = asked.into_iter();
-        if !of_families.any(|(_, changes)| changes.is_some_and(large)) && !mode.observes(asked) {
-            return mode.sync(map, asked).await;
+    // The map is a table of references.
+    let (map, changes) = (map.clone(), asked.map(|_, changes| changes.cloned()));
+    on_its_own_thread(move |runtime| {
+        let asked = changes.as_ref().map(|_, changes| changes.as_ref());
+        match runtime {
+            Ok(runtime) => runtime.block_on(mode.sync(&map, asked)),
+            Err(error) => both_failed(asked, SyncError::Runtime(error)),
         }
-        // The map is a table of references.
-        let (map, changes) = (map.clone(), asked.map(|_, changes| changes.cloned()));
-        on_its_own_thread(move |runtime| {
-            let asked = changes.as_ref().map(|_, changes| changes.as_ref());
-            match runtime {
-                Ok(runtime) => runtime.block_on(mode.sync(&map, asked)),
-                Err(error) => both_failed(asked, SyncError::Runtime(error)),
+    })
+    .await
+}
+
+/// Has `mode` compare, on another thread, like [`sync`].
+pub async fn compare(mode: &Arc<Mutex<impl Mode + 'static>>, map: &ServiceMap) -> Compared {
+    let mut mode = Arc::clone(mode).lock_owned().await;
+    let map = map.clone();
+    // Dropped with this future: a comparison that is awaited no more keeps no sync waiting.
+    let (_awaited, given_up) = oneshot::channel::<()>();
+    on_its_own_thread(move |runtime| match runtime {
+        Ok(runtime) => runtime.block_on(async {
+            tokio::select! {
+                compared = mode.compare(&map) => compared,
+                _ = given_up => Compared::default(),
             }
-        })
-        .await
-    }
-
-    async fn compare(&mut self, map: &ServiceMap) -> Compared {
-        let mut mode = Arc::clone(&self.mode).lock_owned().await;
-        let map = map.clone();
-        // Dropped with this future: a comparison that is awaited no more keeps no sync waiting.
-        let (_awaited, given_up) = oneshot::channel::<()>();
-        on_its_own_thread(move |runtime| match runtime {
-            Ok(runtime) => runtime.block_on(async {
-                tokio::select! {
-                    compared = mode.compare(&map) => compared,
-                    _ = given_up => Compared::default(),
-                }
-            }),
-            Err(error) => comparison::both_failed(SyncError::Runtime(error)),
-        })
-        .await
-    }
-
-    async fn explain(&mut self, map: &ServiceMap, packet: &Packet) -> ExplainResult {
-        self.mode.lock().await.explain(map, packet).await
-    }
-
-    async fn externally_modified(&mut self) {
-        self.mode.lock().await.externally_modified().await;
-    }
-
-    fn engines(&self) -> Vec<(Family, Engine)> {
-        self.engines.clone()
-    }
-
-    fn progress(&self) -> PerFamily<SyncProgress> {
-        self.progress.clone()
-    }
+        }),
+        Err(error) => comparison::both_failed(SyncError::Runtime(error)),
+    })
+    .await
 }
 
 #[cfg(test)]
@@ -137,8 +90,13 @@ mod tests {
         time::Duration,
     };
 
+    use net::PerFamily;
+
     use super::*;
-    use crate::modes::SyncReport;
+    use crate::{
+        config::ModeName,
+        modes::{ExplainResult, Packet, SyncReport, progress::SyncProgress},
+    };
 
     /// Longer than anything here takes unless it hangs.
     const DEADLINE: Duration = Duration::from_secs(20);
@@ -151,12 +109,9 @@ mod tests {
     }
 
     impl Slow {
-        fn new(go: Receiver<()>) -> Slow {
-            Slow {
-                go,
-                at: Vec::new(),
-                observes: false,
-            }
+        fn new(go: Receiver<()>, observes: bool) -> Arc<Mutex<Slow>> {
+            let at = Vec::new();
+            Arc::new(Mutex::new(Slow { go, at, observes }))
         }
     }
 
@@ -185,10 +140,6 @@ mod tests {
             Err(SyncError::Runtime(io::Error::other("no test asks")))
         }
 
-        fn engines(&self) -> Vec<(Family, Engine)> {
-            Vec::new()
-        }
-
         fn progress(&self) -> PerFamily<SyncProgress> {
             PerFamily::default()
         }
@@ -204,12 +155,12 @@ mod tests {
     #[tokio::test]
     async fn a_comparison_that_is_given_up_keeps_no_sync_waiting() {
         let (sender, go) = channel();
-        let mut mode = Offloaded::new(Slow::new(go));
+        let mode = Slow::new(go, false);
         let (map, changes) = (ServiceMap::default(), Changes::default());
-        let given_up = tokio::time::timeout(Duration::from_millis(10), mode.compare(&map));
+        let given_up = tokio::time::timeout(Duration::from_millis(10), compare(&mode, &map));
         given_up.await.unwrap_err();
         sender.send(()).unwrap();
-        let synced = tokio::time::timeout(DEADLINE, mode.sync(&map, v4(&changes)));
+        let synced = tokio::time::timeout(DEADLINE, sync(&mode, &map, v4(&changes)));
         assert!(matches!(synced.await.expect("it begins").v4, Some(Ok(_))));
     }
 
@@ -230,13 +181,10 @@ mod tests {
             (full(false), true, false),
         ] {
             let (sender, go) = channel();
-            let mut mode = Offloaded::new(Slow {
-                observes,
-                ..Slow::new(go)
-            });
+            let mode = Slow::new(go, observes);
             sender.send(()).unwrap();
-            mode.sync(&ServiceMap::default(), v4(&changes)).await;
-            let at = mode.mode.lock().await.at.clone();
+            sync(&mode, &ServiceMap::default(), v4(&changes)).await;
+            let at = mode.lock().await.at.clone();
             assert_eq!(at == [thread::current().id()], here, "{changes:?}");
         }
     }
@@ -244,27 +192,27 @@ mod tests {
     #[tokio::test]
     async fn a_full_sync_leaves_the_thread_to_others() {
         let (sender, go) = channel();
-        let mut mode = Offloaded::new(Slow::new(go));
+        let mode = Slow::new(go, false);
         let (map, mut changes) = (ServiceMap::default(), Changes::default());
         sender.send(()).unwrap();
-        mode.sync(&map, v4(&changes)).await;
+        sync(&mode, &map, v4(&changes)).await;
         changes.full = true;
         let later = async {
             tokio::task::yield_now().await;
             sender.send(()).unwrap();
         };
-        let (synced, ()) = tokio::join!(mode.sync(&map, v4(&changes)), later);
+        let (synced, ()) = tokio::join!(sync(&mode, &map, v4(&changes)), later);
         assert!(matches!(synced.v4, Some(Ok(_))) && synced.v6.is_none());
-        let at = mode.mode.lock().await.at.clone();
+        let at = mode.lock().await.at.clone();
         assert_eq!(at[0], thread::current().id(), "a small one");
         assert_ne!(at[1], at[0], "a full one");
 
         // One that is given up ends, before the next begins.
-        let given_up = tokio::time::timeout(Duration::ZERO, mode.sync(&map, v4(&changes)));
+        let given_up = tokio::time::timeout(Duration::ZERO, sync(&mode, &map, v4(&changes)));
         given_up.await.unwrap_err();
         sender.send(()).unwrap();
         sender.send(()).unwrap();
-        mode.sync(&map, v4(&changes)).await;
-        assert_eq!(mode.mode.lock().await.at.len(), 4);
+        sync(&mode, &map, v4(&changes)).await;
+        assert_eq!(mode.lock().await.at.len(), 4);
     }
 }

@@ -1,52 +1,24 @@
-//! A mode of the kernel that writes nothing while another process has taken over.
+//! A mode of the kernel writes nothing while another process has taken over.
 //!
 //! The rules of this process stay applied until the other process has written its own. Two
 //! processes that write would each take the rules of the other for damage, and repair it without
 //! end.
 
-use net::{Family, PerFamily};
-use xtables::Engine;
+use std::borrow::Cow;
 
-use super::{
-    Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncReport, handover::Handover,
-    progress::SyncProgress,
-};
-use crate::{
-    config::ModeName,
-    services::{Changes, ServiceMap},
-};
+use net::PerFamily;
 
-/// A mode that gives way to other processes.
-pub struct Yielding<M> {
-    mode: M,
+use super::{Asked, handover::Handover};
+use crate::services::{Changes, ServiceMap};
+
+/// Which of its syncs a mode makes, as there are other processes.
+pub struct Yielding {
     handover: Handover,
     /// Whether the objects in the kernel may be another process's.
     yields: bool,
     /// UDP flows that became stale since then: the other process may end before it deletes
     /// them.
     stale: PerFamily<Changes>,
-}
-
-impl<M: Mode> Yielding<M> {
-    /// Wraps `mode`, which writes nothing while `handover` knows of a process that takes over.
-    pub fn new(mode: M, handover: Handover) -> Yielding<M> {
-        Yielding {
-            mode,
-            handover,
-            yields: false,
-            stale: PerFamily::default(),
-        }
-    }
-
-    /// Returns the mode itself.
-    pub fn mode(&self) -> &M {
-        &self.mode
-    }
-
-    /// The handover, for the code that talks to processes that take over.
-    pub fn handover(&self) -> Handover {
-        self.handover.clone()
-    }
 }
 
 /// Returns whether a sync compares all of both families.
@@ -64,132 +36,100 @@ fn only_stale(changes: &Changes) -> Changes {
     }
 }
 
-impl<M: Mode> Mode for Yielding<M> {
-    fn name(&self) -> ModeName {
-        self.mode.name()
+impl Yielding {
+    /// A mode that writes nothing while `handover` knows of a process that takes over.
+    pub fn new(handover: Handover) -> Yielding {
+        Yielding {
+            handover,
+            yields: false,
+            stale: PerFamily::default(),
+        }
     }
 
-    async fn prepare(&mut self) -> Result<(), super::SyncError> {
-        self.mode.prepare().await
+    /// Returns whether another process writes, and knows the desired state.
+    pub fn yields(&self) -> bool {
+        self.yields
     }
 
-    async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
-        let handover = self.handover.clone();
-        let writing = handover.capturing().await;
+    /// Returns the changes that a sync must apply now; `None`: none, because another process
+    /// writes, or because all must be compared first. `writes`: no process has taken over.
+    pub fn due<'a>(
+        &mut self,
+        writes: bool,
+        map: &ServiceMap,
+        asked: Asked<'a>,
+    ) -> Option<PerFamily<Option<Cow<'a, Changes>>>> {
         // After another process everything must be compared, which is requested at once.
         let yielded = self.yields;
-        self.yields = writing.is_none() || yielded && !is_whole(asked);
+        self.yields = !writes || yielded && !is_whole(asked);
         if self.yields {
             for (family, stale) in self.stale.iter_mut() {
                 stale.merge(asked.get(family).map_or_else(Changes::default, only_stale));
                 stale.bound(map);
             }
-            return asked.map(|_, changes| changes.map(|_| Ok(SyncReport::default())));
+            return None;
         }
         let stale = std::mem::take(&mut self.stale);
         if !yielded && stale.iter().all(|(_, stale)| stale.is_empty()) {
-            return self.mode.sync(map, asked).await;
+            return Some(asked.map(|_, changes| changes.map(Cow::Borrowed)));
         }
-        let asked = stale.map(|family, mut changes| {
+        Some(stale.map(|family, mut changes| {
             changes.merge(Changes::clone((*asked.get(family))?));
             changes.taken_back |= yielded;
-            Some(changes)
-        });
-        let asked = asked.as_ref().map(|_, changes| changes.as_ref());
-        self.mode.sync(map, asked).await
+            Some(Cow::Owned(changes))
+        }))
     }
 
-    async fn compare(&mut self, map: &ServiceMap) -> Compared {
-        if self.yields {
-            // The other process writes, and knows the desired state.
-            return Compared::default();
-        }
-        self.mode.compare(map).await
-    }
-
-    async fn explain(&mut self, map: &ServiceMap, packet: &Packet) -> ExplainResult {
-        self.mode.explain(map, packet).await
-    }
-
-    async fn externally_modified(&mut self) {
+    /// Waits until a sync is due: another process came or went, or what this one installed was
+    /// `modified`.
+    pub async fn until_due(&self, modified: impl Future<Output = ()>) {
         if self.yields {
             return self.handover.until_not_yielding().await;
         }
         // Before it serves, the process that gave way may have taken everything back.
         let reacts = !self.handover.is_on_trial();
         tokio::select! {
-            () = self.mode.externally_modified(), if reacts => {}
+            () = modified, if reacts => {}
             () = self.handover.until_yielding() => {}
         }
-    }
-
-    fn engines(&self) -> Vec<(Family, Engine)> {
-        self.mode.engines()
-    }
-
-    fn progress(&self) -> PerFamily<SyncProgress> {
-        self.mode.progress()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::Arc, time::Duration};
+    use std::{future::ready, time::Duration};
 
-    use parking_lot::Mutex;
+    use net::Family;
     use tokio::time::timeout;
 
     use super::*;
-    use crate::{modes::SyncError, services::service_ports::port_name};
+    use crate::services::service_ports::port_name;
 
-    /// Counts its syncs and their stale flows, and takes everything for damage, except the rules
-    /// that a successor wrote.
-    struct Counting(Arc<Mutex<(usize, usize)>>, usize);
-
-    impl Mode for Counting {
-        fn name(&self) -> ModeName {
-            ModeName::Nftables
-        }
-
-        async fn sync(&mut self, _: &ServiceMap, asked: Asked<'_>) -> Outcomes {
-            let changes = || asked.iter().filter_map(|(_, changes)| *changes);
-            self.1 += changes().filter(|changes| changes.taken_back).count();
-            let stale = changes();
-            let stale = stale.map(|changes| changes.stale_udp.revived.len());
-            let mut counts = self.0.lock();
-            *counts = (counts.0 + 1, counts.1 + stale.sum::<usize>());
-            asked.map(|_, changes| changes.map(|_| Ok(SyncReport::default())))
-        }
-
-        async fn compare(&mut self, _: &ServiceMap) -> Compared {
-            Compared::default()
-        }
-
-        async fn explain(&mut self, _: &ServiceMap, _: &Packet) -> ExplainResult {
-            Err(SyncError::Runtime(std::io::Error::other("no test asks")))
-        }
-
-        async fn externally_modified(&mut self) {}
-
-        fn engines(&self) -> Vec<(Family, Engine)> {
-            Vec::new()
-        }
-
-        fn progress(&self) -> PerFamily<SyncProgress> {
-            PerFamily::default()
-        }
+    /// The number of stale flows of a sync, and in how many families it takes back the kernel;
+    /// `None`: it writes nothing.
+    async fn sync(
+        yielding: &mut Yielding,
+        handover: &Handover,
+        asked: Asked<'_>,
+    ) -> Option<(usize, usize)> {
+        let writing = handover.capturing().await;
+        let due = yielding.due(writing.is_some(), &ServiceMap::default(), asked)?;
+        let changes = || due.iter().filter_map(|(_, changes)| changes.as_deref());
+        let stale = changes().map(|changes| changes.stale_udp.revived.len());
+        let taken_back = changes().filter(|changes| changes.taken_back);
+        Some((stale.sum(), taken_back.count()))
     }
 
-    async fn is_modified(mode: &mut Yielding<Counting>) -> bool {
-        let modified = timeout(Duration::from_millis(50), mode.externally_modified());
-        modified.await.is_ok()
+    /// Returns whether a sync is due if everything counts as modified.
+    async fn is_due(yielding: &Yielding) -> bool {
+        let due = yielding.until_due(ready(()));
+        timeout(Duration::from_millis(50), due).await.is_ok()
     }
 
     #[tokio::test]
     async fn who_gave_way_writes_again_with_a_full_sync_when_the_other_is_gone() {
-        let (handover, syncs) = (Handover::of_rules(), Arc::default());
-        let mut mode = Yielding::new(Counting(Arc::clone(&syncs), 0), handover.clone());
-        let map = ServiceMap::default();
+        let handover = &Handover::of_rules();
+        let yielding = &mut Yielding::new(handover.clone());
         let mut changes = Changes::default();
         changes.stale_udp.revived.push(port_name("dns:udp"));
         let full = Changes {
@@ -201,39 +141,33 @@ mod tests {
             PerFamily::each(|_| Some(&full)),
         );
         let families = Family::ALL.len();
-        mode.sync(&map, some).await;
-        assert_eq!(*syncs.lock(), (1, families));
-        assert!(is_modified(&mut mode).await, "what others change counts");
+        assert_eq!(sync(yielding, handover, some).await, Some((families, 0)));
+        assert!(is_due(yielding).await, "what others change counts");
 
         let successor = handover.give_way().await;
-        assert!(is_modified(&mut mode).await, "a sync is due");
+        assert!(is_due(yielding).await, "a sync is due");
         for asked in [some, all] {
-            let outcomes = mode.sync(&map, asked).await;
-            assert!(outcomes.iter().all(|(_, done)| matches!(done, Some(Ok(_)))));
+            assert_eq!(sync(yielding, handover, asked).await, None);
         }
-        assert_eq!(syncs.lock().0, 1, "it writes nothing");
-        assert!(!is_modified(&mut mode).await, "the changes are the other's");
+        assert!(!is_due(yielding).await, "the changes are the other's");
 
         drop(successor);
-        assert!(is_modified(&mut mode).await, "a sync is due");
-        mode.sync(&map, some).await;
-        assert_eq!(syncs.lock().0, 1, "all is to be compared first");
-        mode.sync(&map, all).await;
-        let stale = 3 * families;
-        assert_eq!(*syncs.lock(), (2, stale), "and what became stale before it");
-        mode.sync(&map, some).await;
-        assert_eq!(*syncs.lock(), (3, stale + families));
-        let taken_back = mode.mode().1;
-        assert_eq!(taken_back, families, "what the other wrote is no damage");
+        assert!(is_due(yielding).await, "a sync is due");
+        let done = sync(yielding, handover, some).await;
+        assert_eq!(done, None, "all is to be compared first");
+        // With what became stale meanwhile; what the other process wrote is no damage.
+        let done = sync(yielding, handover, all).await;
+        assert_eq!(done, Some((2 * families, families)));
+        assert_eq!(sync(yielding, handover, some).await, Some((families, 0)));
     }
 
     #[tokio::test]
     async fn who_has_not_served_leaves_it_to_the_other_to_repair() {
         let handover = Handover::of_rules();
-        let mut mode = Yielding::new(Counting(Arc::default(), 0), handover.clone());
+        let yielding = Yielding::new(handover.clone());
         let _predecessor = handover.follows();
-        assert!(!is_modified(&mut mode).await);
+        assert!(!is_due(&yielding).await);
         handover.serves();
-        assert!(is_modified(&mut mode).await);
+        assert!(is_due(&yielding).await);
     }
 }

@@ -1,6 +1,6 @@
 //! Faults of an object, by field.
 
-use std::{borrow::Cow, fmt, hash::Hash};
+use std::{borrow::Cow, fmt, hash::Hash, sync::Arc};
 
 use hashbrown::HashSet;
 
@@ -50,6 +50,16 @@ pub struct Reduced<T> {
     pub object: T,
     /// Values that were skipped; the reader of the object logs them once.
     pub warnings: Vec<Invalid>,
+}
+
+impl<T> Reduced<T> {
+    /// Converts the object, which several readers may share from now on.
+    pub fn map<U>(self, convert: impl FnOnce(Arc<T>) -> U) -> Reduced<U> {
+        Reduced {
+            object: convert(Arc::new(self.object)),
+            warnings: self.warnings,
+        }
+    }
 }
 
 /// Gathers the warnings of one object while it is reduced.

@@ -32,7 +32,6 @@ mod service_cidr;
 mod slice;
 mod source_ranges;
 mod tracker;
-mod trigger;
 pub mod wire;
 
 /// ServicePorts for the tests of all modules.
@@ -58,9 +57,10 @@ pub use port_name::{NameParts, ServicePortName};
 pub use service::{Created, NotServed, Port, Service, Serving};
 pub use service_addresses::ServiceAddresses;
 pub use service_cidr::ServiceCidr;
-pub use slice::{EndpointSlice, Hints, Owner, SERVICE_LABEL, SliceEndpoint, SliceName, SlicePort};
+pub use slice::{
+    EndpointSlice, Hints, Owner, SERVICE_LABEL, SliceEndpoint, SliceName, SlicePort, Trigger,
+};
 pub use tracker::Tracker;
-pub use trigger::Trigger;
 
 /// ServicePorts by name.
 pub type ServicePorts = hashbrown::HashMap<ServicePortName, Arc<ServicePort>>;

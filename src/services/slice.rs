@@ -1,9 +1,9 @@
 //! An EndpointSlice object, reduced to what proxying needs.
 
-use std::{borrow::Cow, fmt, net::IpAddr, sync::Arc};
+use std::{borrow::Cow, collections::BTreeMap, fmt, net::IpAddr, sync::Arc, time::SystemTime};
 
 use hashbrown::HashSet;
-use k8s_openapi::api::discovery::v1 as api;
+use k8s_openapi::{api::discovery::v1 as api, jiff::Timestamp};
 use net::{
     Family, Protocol,
     address::{is_special, is_unusable, parse_ip},
@@ -15,7 +15,6 @@ use super::{
     names::Names,
     namespaces::namespace,
     service::OTHER_PROXY_LABEL,
-    trigger::Trigger,
     wire,
 };
 
@@ -25,6 +24,10 @@ use super::{
 const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
 /// Label that names the Service of an EndpointSlice.
 pub const SERVICE_LABEL: &str = "kubernetes.io/service-name";
+
+/// Annotation with the time of the change for which the endpoints controller
+/// wrote the slice (`core/v1 EndpointsLastChangeTriggerTime`).
+const TRIGGER_ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
 /// Namespace and name of an EndpointSlice.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -113,6 +116,33 @@ pub struct Hints {
     /// Nodes that should use it.
     pub nodes: Box<[Arc<str>]>,
 }
+
+/// The time of the change that caused a slice to be written, if its author gave one. It says
+/// nothing about endpoints, so all values are equal: a slice in which only this differs did not
+/// change.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Trigger(Option<SystemTime>);
+
+impl Trigger {
+    /// Reads the annotation. A malformed one counts as missing: it is only for statistics.
+    fn of(annotations: Option<&BTreeMap<String, String>>) -> Trigger {
+        let annotation = annotations.and_then(|a| a.get(TRIGGER_ANNOTATION));
+        Trigger(annotation.and_then(|text| Some(text.parse::<Timestamp>().ok()?.into())))
+    }
+
+    /// When the change happened; `None` if unknown.
+    pub fn time(self) -> Option<SystemTime> {
+        self.0
+    }
+}
+
+impl PartialEq for Trigger {
+    fn eq(&self, _: &Trigger) -> bool {
+        true
+    }
+}
+
+impl Eq for Trigger {}
 
 impl Named for EndpointSlice {
     type Name = SliceName;
@@ -337,4 +367,26 @@ fn hints(endpoint: &wire::Endpoint, names: &mut Names) -> Option<Arc<Hints>> {
         return None;
     }
     Some(Arc::new(Hints { zones, nodes }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use super::*;
+
+    #[test]
+    fn rfc_3339_is_read_and_anything_else_is_none() {
+        let of = |text: &str| {
+            let annotations = BTreeMap::from([(TRIGGER_ANNOTATION.to_owned(), text.to_owned())]);
+            Trigger::of(Some(&annotations)).time()
+        };
+        let expected = UNIX_EPOCH + Duration::from_millis(1_800_000_000_250);
+        assert_eq!(of("2027-01-15T08:00:00.25Z"), Some(expected));
+        assert_eq!(of("2027-01-15T09:00:00.25+01:00"), Some(expected));
+        for malformed in ["", "yesterday", "2027-13-01T00:00:00Z"] {
+            assert_eq!(of(malformed), None, "{malformed}");
+        }
+        assert_eq!(Trigger::of(None).time(), None);
+    }
 }

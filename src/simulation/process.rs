@@ -18,7 +18,6 @@ use parking_lot::Mutex;
 use prometheus::Registry;
 use simulated::Kernel;
 use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
-use xtables::Engine;
 
 use super::{
     subject::{self, Subject},
@@ -226,10 +225,6 @@ impl<M: Mode> Mode for Reported<M> {
     async fn externally_modified(&mut self) {
         self.watch.lock().between_syncs();
         self.mode.externally_modified().await;
-    }
-
-    fn engines(&self) -> Vec<(Family, Engine)> {
-        self.mode.engines()
     }
 
     fn progress(&self) -> PerFamily<SyncProgress> {

@@ -5,7 +5,7 @@ use std::{error::Error, net::IpAddr, sync::Arc};
 use net::Family;
 use prometheus::Registry;
 
-use super::mode::Running;
+use super::mode::AnyMode;
 use crate::{
     cli::Settings,
     config::ModeName,
@@ -13,16 +13,12 @@ use crate::{
     kernel::probe::{Ability, Kernel},
     modes::{
         UnwrittenCounter,
-        handover::Handover,
         iptables::{self, Iptables},
         ipvs::{self, Ipvs},
-        localhost::LocalhostNodePorts,
         nftables::{self, Nftables, RefusedOnLoopback},
-        offloaded::Offloaded,
         userspace::{
             self, Capture, Counters, NodePortRelay, RelayMetrics, Rings, Userspace, capture,
         },
-        yielding::Yielding,
     },
     node::{self, NodePorts},
     runner::metrics::Metrics,
@@ -44,7 +40,7 @@ impl NodeContext<'_> {
     ///
     /// # Errors
     /// When it turns out that the mode cannot run here.
-    pub(super) fn mode(&self, name: ModeName) -> Result<Running, Box<dyn Error>> {
+    pub(super) fn mode(&self, name: ModeName) -> Result<AnyMode, Box<dyn Error>> {
         let metrics = |counters: &[UnwrittenCounter]| self.metrics.of_mode(self.registry, counters);
         Ok(match name {
             ModeName::Ipvs => {
@@ -60,9 +56,7 @@ impl NodeContext<'_> {
                 };
                 let node_ports = Arc::clone(self.node_ports);
                 let mode = Ipvs::new(options, self.kernel, node_ports, metrics(&ipvs::UNWRITTEN)?)?;
-                let relay = self.localhost(effective.scheduler)?;
-                let mode = Yielding::new(Offloaded::new(mode), handover(relay.as_ref()));
-                Running::Ipvs(LocalhostNodePorts::new(mode, relay))
+                AnyMode::Ipvs(Box::new(mode))
             }
             ModeName::Nftables => {
                 let setup = nftables::Setup {
@@ -73,10 +67,7 @@ impl NodeContext<'_> {
                     metrics: metrics(&nftables::UNWRITTEN)?,
                 };
                 RefusedOnLoopback::register(self.registry, &setup.configured.node_ports)?;
-                let mode = Nftables::new(setup, self.kernel)?;
-                let relay = self.localhost(SchedulerName::Random)?;
-                let mode = Yielding::new(Offloaded::new(mode), handover(relay.as_ref()));
-                Running::Nftables(LocalhostNodePorts::new(mode, relay))
+                AnyMode::Nftables(Box::new(Nftables::new(setup, self.kernel)?))
             }
             ModeName::Iptables => {
                 let setup = iptables::Setup {
@@ -87,10 +78,9 @@ impl NodeContext<'_> {
                     undivided: iptables::plan::UNDIVIDED,
                     metrics: metrics(&[])?,
                 };
-                let mode = Iptables::new(setup, self.kernel, self.registry)?;
-                Running::Iptables(Box::new(Yielding::new(mode, Handover::of_rules())))
+                AnyMode::Iptables(Box::new(Iptables::new(setup, self.kernel, self.registry)?))
             }
-            ModeName::Userspace => Running::Userspace(Box::new(self.userspace()?)),
+            ModeName::Userspace => AnyMode::Userspace(Box::new(self.userspace()?)),
         })
     }
 
@@ -118,9 +108,18 @@ impl NodeContext<'_> {
         )?)
     }
 
-    /// The relay for node ports on loopback addresses, using `scheduler` unless a Service names
-    /// one; `None` if the configuration names no loopback address.
-    fn localhost(&self, scheduler: SchedulerName) -> Result<Option<NodePortRelay>, Box<dyn Error>> {
+    /// The relay for node ports on loopback addresses in the mode of that name; `None` if the
+    /// configuration names no loopback address, or if the mode itself serves them.
+    ///
+    /// # Errors
+    /// When its threads cannot be started.
+    pub(super) fn relay(&self, name: ModeName) -> Result<Option<NodePortRelay>, Box<dyn Error>> {
+        // For Services that name none.
+        let scheduler = match name {
+            ModeName::Ipvs => self.settings.effective.scheduler,
+            ModeName::Nftables => SchedulerName::Random,
+            ModeName::Iptables | ModeName::Userspace => return Ok(None),
+        };
         let addresses = self.node_ports.loopback().iter().copied();
         let able = |ip: &IpAddr| self.kernel.can(&Ability::Sockets(Family::of(ip)));
         let addresses: Vec<IpAddr> = addresses.filter(able).collect();
@@ -159,9 +158,4 @@ impl NodeContext<'_> {
             limits: settings.own.limits,
         })
     }
-}
-
-/// The handover from a mode of the kernel, and from its relay if there is one.
-fn handover(relay: Option<&NodePortRelay>) -> Handover {
-    relay.map_or_else(Handover::of_rules, NodePortRelay::handover)
 }

@@ -30,7 +30,7 @@ use crate::{
     cli::{Cleanup, Job, Settings},
     events::Recorder,
     hold,
-    modes::{Mode, userspace::Rings},
+    modes::userspace::Rings,
     node::{self, NodePorts},
     runner::metrics::Metrics,
     test, trace,

@@ -1,61 +1,88 @@
-//! The mode that runs, as one type for all modes.
+//! The mode of this process, in the order in which it takes over, syncs and gives way.
+
+use std::{future::pending, sync::Arc};
 
 use net::{Family, PerFamily};
+use tokio::sync::Mutex;
 use xtables::Engine;
 
+use super::takeover::TakeOver;
 use crate::{
     config::ModeName,
     modes::{
-        Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError, handover::Handover,
-        iptables::Iptables, ipvs::Ipvs, localhost::LocalhostNodePorts, nftables::Nftables,
-        offloaded::Offloaded, progress::SyncProgress, userspace::Userspace, yielding::Yielding,
+        Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError, SyncReport,
+        handover::Handover,
+        iptables::Iptables,
+        ipvs::Ipvs,
+        localhost,
+        nftables::Nftables,
+        offloaded,
+        progress::SyncProgress,
+        userspace::{NodePortRelay, Userspace},
+        yielding::Yielding,
     },
     services::ServiceMap,
 };
 
 /// One of the modes.
-pub(super) enum Running {
-    Ipvs(LocalhostNodePorts<Yielding<Offloaded<Ipvs>>>),
-    Nftables(LocalhostNodePorts<Yielding<Offloaded<Nftables>>>),
-    Iptables(Box<Yielding<Iptables>>),
+pub(super) enum AnyMode {
+    Ipvs(Box<Ipvs>),
+    Nftables(Box<Nftables>),
+    Iptables(Box<Iptables>),
     Userspace(Box<Userspace>),
 }
 
-/// Calls the same method of whichever mode runs.
+/// Calls the same method of any mode.
 macro_rules! of_mode {
-    ($running:ident, $mode:ident => $call:expr) => {
-        match $running {
-            Running::Ipvs($mode) => $call,
-            Running::Nftables($mode) => $call,
-            Running::Iptables($mode) => $call,
-            Running::Userspace($mode) => $call,
+    ($any:ident, $mode:ident => $call:expr) => {
+        match $any {
+            AnyMode::Ipvs($mode) => $call,
+            AnyMode::Nftables($mode) => $call,
+            AnyMode::Iptables($mode) => $call,
+            AnyMode::Userspace($mode) => $call,
         }
     };
 }
 
-impl Running {
-    /// The handover to a successor.
-    pub(super) fn handover(&self) -> Handover {
+impl AnyMode {
+    /// Does the work that needs full privileges, for a process that will run without them
+    /// (`--init-only`). Forwards no traffic and breaks none.
+    ///
+    /// # Errors
+    /// When something was refused that the mode cannot do without.
+    pub(super) async fn prepare(&mut self) -> Result<(), SyncError> {
         match self {
-            Running::Userspace(mode) => mode.handover(),
-            Running::Ipvs(mode) => mode.mode().handover(),
-            Running::Nftables(mode) => mode.mode().handover(),
-            Running::Iptables(mode) => mode.handover(),
+            AnyMode::Ipvs(mode) => mode.write_settings(),
+            AnyMode::Nftables(_) => {}
+            AnyMode::Iptables(mode) => mode.prepare().await?,
+            AnyMode::Userspace(mode) => mode.write_settings(),
         }
+        Ok(())
+    }
+
+    /// Returns in which engine of each family it has rules. Does not change.
+    pub(super) fn engines(&self) -> Vec<(Family, Engine)> {
+        of_mode!(self, mode => mode.engines())
+    }
+
+    /// Returns whether its calls block the thread while the kernel works. Such a mode holds nothing
+    /// that is bound to the runtime.
+    pub(super) fn blocks(&self) -> bool {
+        matches!(self, AnyMode::Ipvs(_) | AnyMode::Nftables(_))
     }
 }
 
-impl Mode for Running {
+impl Mode for AnyMode {
     fn name(&self) -> ModeName {
         of_mode!(self, mode => mode.name())
     }
 
-    async fn prepare(&mut self) -> Result<(), SyncError> {
-        of_mode!(self, mode => mode.prepare().await)
-    }
-
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
         of_mode!(self, mode => mode.sync(map, asked).await)
+    }
+
+    fn observes(&self, asked: Asked<'_>) -> bool {
+        of_mode!(self, mode => mode.observes(asked))
     }
 
     async fn compare(&mut self, map: &ServiceMap) -> Compared {
@@ -70,11 +97,144 @@ impl Mode for Running {
         of_mode!(self, mode => mode.externally_modified().await)
     }
 
-    fn engines(&self) -> Vec<(Family, Engine)> {
-        of_mode!(self, mode => mode.engines())
+    fn progress(&self) -> PerFamily<SyncProgress> {
+        of_mode!(self, mode => mode.progress())
+    }
+}
+
+/// A mode with all that happens around its syncs.
+///
+/// Before the first sync it looks for the state of other modes. While another process has taken
+/// over, nothing is written. Node ports on loopback addresses follow the kernel's, and when all is
+/// applied, the state of other modes goes.
+pub(super) struct ServingMode {
+    name: ModeName,
+    progress: PerFamily<SyncProgress>,
+    /// Shared with the thread of a long sync.
+    mode: Arc<Mutex<AnyMode>>,
+    /// Whether the mode's long calls need a thread of their own.
+    blocks: bool,
+    handover: Handover,
+    /// `None`: the mode itself gives way to other processes.
+    yielding: Option<Yielding>,
+    /// Node ports on loopback addresses in modes of the kernel; `None`: none are served.
+    relay: Option<NodePortRelay>,
+    takeover: TakeOver,
+}
+
+/// Returns what `mode`, with this `relay`, hands over to other processes.
+pub(super) fn handover(mode: &AnyMode, relay: Option<&NodePortRelay>) -> Handover {
+    match mode {
+        AnyMode::Userspace(mode) => mode.handover(),
+        _ => relay.map_or_else(Handover::of_rules, NodePortRelay::handover),
+    }
+}
+
+impl ServingMode {
+    /// Has `mode` sync, with `relay` for node ports on loopback addresses. When it serves,
+    /// `takeover` removes the state of other modes.
+    pub(super) fn new(
+        mode: AnyMode,
+        relay: Option<NodePortRelay>,
+        handover: Handover,
+        takeover: TakeOver,
+    ) -> ServingMode {
+        let yields_itself = matches!(mode, AnyMode::Userspace(_));
+        ServingMode {
+            name: mode.name(),
+            progress: mode.progress(),
+            blocks: mode.blocks(),
+            mode: Arc::new(Mutex::new(mode)),
+            yielding: (!yields_itself).then(|| Yielding::new(handover.clone())),
+            handover,
+            relay,
+            takeover,
+        }
+    }
+
+    /// Syncs the mode, unless another process has taken over.
+    async fn sync_mode(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
+        let Some(yielding) = &mut self.yielding else {
+            return self.mode.lock().await.sync(map, asked).await;
+        };
+        let writing = self.handover.capturing().await;
+        let Some(due) = yielding.due(writing.is_some(), map, asked) else {
+            return asked.map(|_, changes| changes.map(|_| Ok(SyncReport::default())));
+        };
+        let due = due.as_ref().map(|_, changes| changes.as_deref());
+        if self.blocks {
+            offloaded::sync(&self.mode, map, due).await
+        } else {
+            self.mode.lock().await.sync(map, due).await
+        }
+    }
+
+    /// Compares the kernel with the state that the mode wants.
+    async fn compare_mode(&mut self, map: &ServiceMap) -> Compared {
+        if self.yielding.as_ref().is_some_and(Yielding::yields) {
+            return Compared::default();
+        }
+        if self.blocks {
+            offloaded::compare(&self.mode, map).await
+        } else {
+            self.mode.lock().await.compare(map).await
+        }
+    }
+}
+
+impl Mode for ServingMode {
+    fn name(&self) -> ModeName {
+        self.name
+    }
+
+    async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
+        self.takeover.begin_sync().await;
+        let mut outcomes = self.sync_mode(map, asked).await;
+        if let Some(relay) = &mut self.relay {
+            localhost::sync(relay, map, asked, &mut outcomes);
+        }
+        self.takeover.end_sync(asked, &outcomes).await;
+        outcomes
+    }
+
+    async fn compare(&mut self, map: &ServiceMap) -> Compared {
+        let compared = self.compare_mode(map).await;
+        match &self.relay {
+            Some(relay) => localhost::compare(relay, compared),
+            None => compared,
+        }
+    }
+
+    async fn explain(&mut self, map: &ServiceMap, packet: &Packet) -> ExplainResult {
+        let mut explanation = self.mode.lock().await.explain(map, packet).await?;
+        if let Some(relay) = &self.relay {
+            localhost::explain(relay, packet, &mut explanation);
+        }
+        Ok(explanation)
+    }
+
+    async fn externally_modified(&mut self) {
+        let modified = async { self.mode.lock().await.externally_modified().await };
+        let due = async {
+            match &self.yielding {
+                Some(yielding) => yielding.until_due(modified).await,
+                None => modified.await,
+            }
+        };
+        let relay_due = async {
+            match &mut self.relay {
+                Some(relay) => relay.other_processes_changed().await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            () = due => {}
+            () = relay_due => {}
+            () = self.takeover.returned() => {}
+        }
     }
 
     fn progress(&self) -> PerFamily<SyncProgress> {
-        of_mode!(self, mode => mode.progress())
+        self.progress.clone()
     }
 }

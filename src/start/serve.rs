@@ -21,6 +21,7 @@ use super::{
     Done,
     addresses::{self, Addresses},
     build, confine, ending,
+    mode::{self, ServingMode},
     probe::{self, Chosen},
     programs::{Need, Programs},
     progress,
@@ -37,7 +38,7 @@ use crate::{
     ejection,
     events::{self, Event, Recorder},
     lifecycle,
-    modes::Mode,
+    modes::{Mode, cleanup::Running},
     native_histograms,
     node::{self, NodePorts},
     runner::{Runner, health::Health, metrics::Metrics, schedule, status::Status},
@@ -92,14 +93,19 @@ async fn begin_to_serve(settings: Settings, signals: ending::Signals) -> Done {
         rings,
     };
     let mode = choice.mode;
-    let proxy = context.mode(mode)?;
+    let (proxy, relay) = (context.mode(mode)?, context.relay(mode)?);
     tracing::info!(%node, %mode, objects = %source, "starting");
-    let handover = proxy.handover();
+    let handover = mode::handover(&proxy, relay.as_ref());
     let counted = settings.own.counted();
     let traffic = traffic::source(&proxy, &node_ports, &counted);
-    let exclude = effective.ipvs_exclude.clone();
+    let running = Running {
+        mode: Some(mode),
+        engines: proxy.engines(),
+        exclude: effective.ipvs_exclude.clone().into(),
+    };
+    let takeover = TakeOver::new(running, handover.clone(), programs.clone());
     let mut runner = Runner::new(
-        TakeOver::new(proxy, exclude, handover.clone(), programs.clone()),
+        ServingMode::new(proxy, relay, handover.clone(), takeover),
         Tracker::new(&node),
         options,
         Arc::clone(&health),

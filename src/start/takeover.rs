@@ -17,11 +17,9 @@ mod stale_state;
 
 use std::{path::Path, sync::Arc};
 
-use ipnet::IpNet;
-use net::{Family, PerFamily};
+use net::PerFamily;
 use parking_lot::Mutex;
 use tokio::time::{Duration, Instant, sleep_until};
-use xtables::Engine;
 
 pub(super) use self::stale_state::rules_of_programs_may_be_there;
 use self::{
@@ -38,11 +36,7 @@ use crate::{
     config::ModeName,
     kernel::probe,
     log_once::LogOnce,
-    modes::{
-        Asked, Compared, ExplainResult, Mode, Outcomes, Packet, cleanup::Running,
-        handover::Handover, progress::SyncProgress,
-    },
-    services::ServiceMap,
+    modes::{Asked, Outcomes, cleanup::Running, handover::Handover},
 };
 
 /// How long stale state is kept because ServicePorts or a whole IP family fail: they may need it,
@@ -63,11 +57,9 @@ enum Synced {
     Wholly,
 }
 
-/// A mode that removes the stale state of other modes once its own is applied.
-pub(super) struct TakeOver<M> {
-    mode: M,
-    /// Virtual servers with addresses in these networks belong to other programs.
-    exclude: Arc<[IpNet]>,
+/// Removes the stale state of other modes once that of the running one is applied.
+pub(super) struct TakeOver {
+    running: Running,
     /// Stale state that may still be there.
     stale: Vec<StaleState>,
     /// Stale state that was there before this mode's first sync.
@@ -93,18 +85,12 @@ pub(super) struct TakeOver<M> {
     programs: Programs,
 }
 
-impl<M: Mode> TakeOver<M> {
-    /// Has `mode` remove nothing while `handover` knows of a successor. `programs` is signalled if
-    /// they may not be started and stale rules need them.
-    pub(super) fn new(
-        mode: M,
-        exclude: Vec<IpNet>,
-        handover: Handover,
-        programs: Programs,
-    ) -> TakeOver<M> {
+impl TakeOver {
+    /// Removes what is stale now that a mode is `running`, but nothing while `handover` knows of a
+    /// successor. `programs` is signalled if they may not be started and stale rules need them.
+    pub(super) fn new(running: Running, handover: Handover, programs: Programs) -> TakeOver {
         TakeOver {
-            mode,
-            exclude: exclude.into(),
+            running,
             stale: StaleState::ALL.into(),
             found: None,
             check_at: Instant::now(),
@@ -162,14 +148,6 @@ impl<M: Mode> TakeOver<M> {
         self.since.is_some()
     }
 
-    fn running(&self) -> Running {
-        Running {
-            mode: Some(self.mode.name()),
-            engines: self.mode.engines(),
-            exclude: Arc::clone(&self.exclude),
-        }
-    }
-
     /// Until when an old process may restore its rules.
     fn overlap_ends(&self) -> Option<Instant> {
         self.since.map(|since| since + OVERLAP)
@@ -187,7 +165,7 @@ impl<M: Mode> TakeOver<M> {
         }
         let work = Work {
             stale: self.stale.clone(),
-            running: self.running(),
+            running: self.running.clone(),
             since,
             handover: self.handover.clone(),
             logged: Arc::clone(&self.logged),
@@ -195,32 +173,30 @@ impl<M: Mode> TakeOver<M> {
         self.clearing = Some(Clearing::begin(work, reappeared, self.pass));
         self.check_at = Instant::now() + PAUSE;
     }
-}
 
-impl<M: Mode> Mode for TakeOver<M> {
-    fn name(&self) -> ModeName {
-        self.mode.name()
-    }
-
-    async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
+    /// Finds out what is stale, before the running mode first syncs.
+    pub(super) async fn begin_sync(&mut self) {
         self.follow_successor();
         if self.found.is_none() {
             // Userspace mode itself removes state that captures in another way.
-            let found = present(self.stale.clone(), self.running()).await;
+            let found = present(self.stale.clone(), self.running.clone()).await;
             miss(&self.programs, &found).await;
             if found.contains(&StaleState::Of(ModeName::Userspace)) {
-                open_connections::prepare(self.running()).await;
+                open_connections::prepare(self.running.clone()).await;
             }
             self.found = Some(found);
         }
-        let outcomes = self.mode.sync(map, asked).await;
+    }
+
+    /// Starts to remove stale state if the running mode serves, after a sync with these `outcomes`.
+    pub(super) async fn end_sync(&mut self, asked: Asked<'_>, outcomes: &Outcomes) {
         if let Some(clearing) = self.clearing.as_mut().filter(|c| c.is_finished()) {
             clearing.end(&mut self.stale).await;
             self.clearing = None;
             // An old process may have written its rules after the check.
             miss(&self.programs, &self.stale).await;
         }
-        let is_in_force = self.is_in_force(&outcomes);
+        let is_in_force = self.is_in_force(outcomes);
         let full = |(family, outcome): (_, &Option<Result<_, _>>)| {
             let changes = asked.get(family);
             changes.is_some_and(|changes| changes.full) && matches!(outcome, Some(Ok(_)))
@@ -234,21 +210,13 @@ impl<M: Mode> Mode for TakeOver<M> {
         {
             self.clear_stale(since);
         }
-        outcomes
     }
 
-    async fn compare(&mut self, map: &ServiceMap) -> Compared {
-        self.mode.compare(map).await
-    }
-
-    async fn explain(&mut self, map: &ServiceMap, packet: &Packet) -> ExplainResult {
-        self.mode.explain(map, packet).await
-    }
-
-    async fn externally_modified(&mut self) {
-        let (running, ends) = (self.running(), self.overlap_ends());
+    /// Waits until another process has restored stale state. May be dropped while it waits.
+    pub(super) async fn returned(&mut self) {
+        let ends = self.overlap_ends();
         let TakeOver {
-            mode,
+            running,
             stale,
             found,
             check_at,
@@ -257,40 +225,26 @@ impl<M: Mode> Mode for TakeOver<M> {
             programs,
             ..
         } = self;
-        let back = async {
-            if let Some(under_way) = clearing {
-                under_way.end(stale).await;
-                *clearing = None;
-                miss(programs, stale).await;
-            }
-            let found = found.as_deref().unwrap_or_default();
-            let watches = stale.is_empty() && !found.is_empty();
-            let ends = ends.filter(|_| watches);
-            while ends.is_some_and(|end| *check_at < end) {
-                sleep_until(*check_at).await;
-                *check_at = Instant::now() + PAUSE;
-                if handover.has_successor() {
-                    continue;
-                }
-                if !present(found.to_vec(), running.clone()).await.is_empty() {
-                    tracing::debug!("another process restored the rules of another mode");
-                    return;
-                }
-            }
-            std::future::pending().await
-        };
-        tokio::select! {
-            () = mode.externally_modified() => {}
-            () = back => {}
+        if let Some(under_way) = clearing {
+            under_way.end(stale).await;
+            *clearing = None;
+            miss(programs, stale).await;
         }
-    }
-
-    fn engines(&self) -> Vec<(Family, Engine)> {
-        self.mode.engines()
-    }
-
-    fn progress(&self) -> PerFamily<SyncProgress> {
-        self.mode.progress()
+        let found = found.as_deref().unwrap_or_default();
+        let watches = stale.is_empty() && !found.is_empty();
+        let ends = ends.filter(|_| watches);
+        while ends.is_some_and(|end| *check_at < end) {
+            sleep_until(*check_at).await;
+            *check_at = Instant::now() + PAUSE;
+            if handover.has_successor() {
+                continue;
+            }
+            if !present(found.to_vec(), running.clone()).await.is_empty() {
+                tracing::debug!("another process restored the rules of another mode");
+                return;
+            }
+        }
+        std::future::pending().await
     }
 }
 

@@ -16,7 +16,7 @@ use net::{Family, Protocol};
 use parking_lot::Mutex;
 use tokio::{sync::Mutex as AsyncMutex, time::timeout};
 
-use super::{addresses, mode::Running};
+use super::{addresses, mode::AnyMode};
 use crate::{
     modes::{
         iptables, nftables,
@@ -35,24 +35,24 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// The source of traffic counts of `mode`; nftables and iptables mode count for Services in the
 /// namespaces `counted`.
 pub(super) fn source(
-    mode: &Running,
+    mode: &AnyMode,
     node_ports: &Arc<NodePorts>,
     counted: &Namespaces,
 ) -> Arc<dyn TrafficSource> {
     match mode {
-        Running::Ipvs(_) => Arc::new(VirtualServers {
+        AnyMode::Ipvs(_) => Arc::new(VirtualServers {
             node_ports: Arc::clone(node_ports),
             ipvs: Mutex::new(None),
         }),
-        Running::Userspace(mode) => Arc::new(Relayed(mode.loads())),
-        Running::Nftables(_) if !counted.is_empty() => Arc::new(Elements {
+        AnyMode::Userspace(mode) => Arc::new(Relayed(mode.loads())),
+        AnyMode::Nftables(_) if !counted.is_empty() => Arc::new(Elements {
             counted: counted.clone(),
             traffic: Mutex::new(None),
         }),
-        Running::Iptables(mode) if !counted.is_empty() => {
-            Arc::new(Chains::new(mode.mode().traffic(counted.clone())))
+        AnyMode::Iptables(mode) if !counted.is_empty() => {
+            Arc::new(Chains::new(mode.traffic(counted.clone())))
         }
-        Running::Nftables(_) | Running::Iptables(_) => Arc::new(Nothing),
+        AnyMode::Nftables(_) | AnyMode::Iptables(_) => Arc::new(Nothing),
     }
 }
 

@@ -130,18 +130,31 @@ impl Iptables {
         let writers = served.map(|(_, rules)| rules.writer.clone());
         Traffic::new(writers.collect(), counted)
     }
+
+    /// Makes loopback serve node ports, if that is configured, for a process that will run without
+    /// privileges.
+    ///
+    /// # Errors
+    /// When the kernel or an iptables program refuses.
+    pub async fn prepare(&mut self) -> Result<(), SyncError> {
+        for (_, rules) in self.families.present_mut() {
+            rules.prepare(&self.setup).await?;
+        }
+        Ok(())
+    }
+
+    /// Returns in which engine of each family it has rules. Does not change.
+    pub fn engines(&self) -> Vec<(Family, Engine)> {
+        let served = self.families.present();
+        served
+            .map(|(family, rules)| (family, rules.writer.engine))
+            .collect()
+    }
 }
 
 impl Mode for Iptables {
     fn name(&self) -> ModeName {
         ModeName::Iptables
-    }
-
-    async fn prepare(&mut self) -> Result<(), SyncError> {
-        for (_, rules) in self.families.present_mut() {
-            rules.prepare(&self.setup).await?;
-        }
-        Ok(())
     }
 
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
@@ -202,13 +215,6 @@ impl Mode for Iptables {
                 }
             }
         }
-    }
-
-    fn engines(&self) -> Vec<(Family, Engine)> {
-        let served = self.families.present();
-        served
-            .map(|(family, rules)| (family, rules.writer.engine))
-            .collect()
     }
 
     fn progress(&self) -> PerFamily<SyncProgress> {

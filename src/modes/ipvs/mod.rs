@@ -183,7 +183,7 @@ impl Ipvs {
 
     /// Writes the settings of the kernel that ipvs mode needs. Logs the settings and timeouts that
     /// the kernel refused.
-    fn write_settings(&mut self) {
+    pub fn write_settings(&mut self) {
         let mut refused = settings::apply(&self.options);
         refused.extend(self.refused_timeouts.iter().cloned());
         self.logged.end_others(&refused);
@@ -360,16 +360,21 @@ impl Ipvs {
         self.set_sizes = self.clients.set_sizes().ok();
         outcomes
     }
+
+    /// Returns in which engine of each family it has rules. Does not change.
+    pub fn engines(&self) -> Vec<(Family, Engine)> {
+        let families = self.families.iter();
+        let found = families.filter_map(|(family, of_family)| {
+            let engine = of_family.rules().engine()?;
+            Some((family, engine))
+        });
+        found.collect()
+    }
 }
 
 impl Mode for Ipvs {
     fn name(&self) -> ModeName {
         ModeName::Ipvs
-    }
-
-    async fn prepare(&mut self) -> Result<(), SyncError> {
-        self.write_settings();
-        Ok(())
     }
 
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
@@ -434,15 +439,6 @@ impl Mode for Ipvs {
 
     async fn explain(&mut self, map: &ServiceMap, packet: &Packet) -> ExplainResult {
         Ok(self.explanation(map, packet)?)
-    }
-
-    fn engines(&self) -> Vec<(Family, Engine)> {
-        let families = self.families.iter();
-        let found = families.filter_map(|(family, of_family)| {
-            let engine = of_family.rules().engine()?;
-            Some((family, engine))
-        });
-        found.collect()
     }
 
     fn progress(&self) -> PerFamily<SyncProgress> {

@@ -185,6 +185,14 @@ impl Nftables {
             }
         }
     }
+
+    /// Returns in which engine of each family it has rules. Does not change.
+    pub fn engines(&self) -> Vec<(Family, Engine)> {
+        let served = self.families.present();
+        served
+            .map(|(family, _)| (family, Engine::NfTables))
+            .collect()
+    }
 }
 
 /// Names the parts that `kernel` lacks for `family`; `None`: it can serve it.
@@ -272,13 +280,6 @@ impl Mode for Nftables {
                 return;
             }
         }
-    }
-
-    fn engines(&self) -> Vec<(Family, Engine)> {
-        let served = self.families.present();
-        served
-            .map(|(family, _)| (family, Engine::NfTables))
-            .collect()
     }
 
     fn progress(&self) -> PerFamily<SyncProgress> {

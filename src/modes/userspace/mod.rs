@@ -65,8 +65,7 @@ use self::{
     unserved::Unserved,
 };
 use super::{
-    Asked, Compared, Difference, ExplainResult, Mode, Outcomes, Packet, SyncError, SyncReport,
-    both_failed,
+    Asked, Compared, Difference, ExplainResult, Mode, Outcomes, Packet, SyncReport, both_failed,
     explain::Explain,
     handover::{Handover, OtherProcesses},
     progress::SyncProgress,
@@ -170,7 +169,7 @@ impl Userspace {
     }
 
     /// Writes kernel settings once: later changes are an administrator's choice.
-    fn write_settings(&mut self) {
+    pub fn write_settings(&mut self) {
         if mem::replace(&mut self.is_prepared, true) {
             return;
         }
@@ -355,16 +354,16 @@ impl Userspace {
             self.executor.filter_all();
         }
     }
+
+    /// Returns in which engine of each family it has rules. Does not change.
+    pub fn engines(&self) -> Vec<(Family, Engine)> {
+        self.capture.engines()
+    }
 }
 
 impl Mode for Userspace {
     fn name(&self) -> ModeName {
         ModeName::Userspace
-    }
-
-    async fn prepare(&mut self) -> Result<(), SyncError> {
-        self.write_settings();
-        Ok(())
     }
 
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
@@ -475,10 +474,6 @@ impl Mode for Userspace {
             // A process that yields writes nothing: the changes are the other process's.
             () = self.capture.externally_modified(), if !self.executor.yields() => {}
         }
-    }
-
-    fn engines(&self) -> Vec<(Family, Engine)> {
-        self.capture.engines()
     }
 
     fn progress(&self) -> PerFamily<SyncProgress> {

@@ -14,7 +14,6 @@ use tokio::{
     task::JoinHandle,
     time::{advance, sleep},
 };
-use xtables::Engine;
 
 use super::*;
 use crate::{
@@ -128,10 +127,6 @@ impl Mode for RecordingMode {
 
     async fn explain(&mut self, _: &ServiceMap, _: &Packet) -> ExplainResult {
         Err(SyncError::Runtime(io::Error::other("no test asks")))
-    }
-
-    fn engines(&self) -> Vec<(Family, Engine)> {
-        Vec::new()
     }
 
     fn progress(&self) -> PerFamily<SyncProgress> {

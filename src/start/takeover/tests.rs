@@ -3,22 +3,20 @@ use std::sync::{
     mpsc::{Receiver, Sender, channel},
 };
 
-use net::Family;
 use nix::errno::Errno;
 use simulated::{Call, Fault, Kernel, Observer, State};
 use testing::{block_on, in_namespace, sh};
+use xtables::Engine;
 
 use super::{clearing::Passed, *};
 use crate::{
-    modes::{SyncError, SyncReport, both_failed, progress::SyncProgress, userspace::capture},
+    modes::{SyncError, SyncReport, both_failed, userspace::capture},
     services::{Changes, service_ports::port_name},
 };
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// A mode whose syncs end as the test specifies.
-struct Scripted(Outcome);
-
+/// How a sync of the running mode ends.
 #[derive(Clone, Copy)]
 enum Outcome {
     Well,
@@ -30,22 +28,16 @@ enum Outcome {
     Removes,
 }
 
-impl Mode for Scripted {
-    fn name(&self) -> ModeName {
-        ModeName::Userspace
-    }
-
-    async fn sync(&mut self, _: &ServiceMap, asked: Asked<'_>) -> Outcomes {
+impl Outcome {
+    fn of(self, asked: Asked<'_>) -> Outcomes {
         let mut report = SyncReport::default();
-        match self.0 {
+        match self {
             Outcome::Well => {}
             Outcome::Removes => remove(),
             Outcome::Partly => report
                 .failed
                 .add(port_name("web"), "it is taken".to_owned()),
-            Outcome::Fails => {
-                return both_failed(asked, broken());
-            }
+            Outcome::Fails => return both_failed(asked, broken()),
             Outcome::FailsForIpv6 => {
                 return PerFamily {
                     v4: Some(Ok(report)),
@@ -54,22 +46,6 @@ impl Mode for Scripted {
             }
         }
         asked.map(|_, changes| changes.map(|_| Ok(report.clone())))
-    }
-
-    async fn compare(&mut self, _: &ServiceMap) -> Compared {
-        Compared::default()
-    }
-
-    async fn explain(&mut self, _: &ServiceMap, _: &Packet) -> ExplainResult {
-        Err(SyncError::Runtime(std::io::Error::other("no test asks")))
-    }
-
-    fn engines(&self) -> Vec<(Family, Engine)> {
-        Vec::new()
-    }
-
-    fn progress(&self) -> PerFamily<SyncProgress> {
-        PerFamily::default()
     }
 }
 
@@ -101,17 +77,15 @@ fn bench(test: impl AsyncFnOnce(Bench) + Send + 'static) {
     });
 }
 
-struct Bench(TakeOver<Scripted>);
+struct Bench(TakeOver);
 
 impl Bench {
     fn new(programs: Programs) -> Bench {
-        let mode = Scripted(Outcome::Well);
-        Bench(TakeOver::new(
-            mode,
-            Vec::new(),
-            Handover::of_rules(),
-            programs,
-        ))
+        let running = Running {
+            mode: Some(ModeName::Userspace),
+            ..Running::default()
+        };
+        Bench(TakeOver::new(running, Handover::of_rules(), programs))
     }
 
     async fn sync(&mut self, full: bool, outcome: Outcome) {
@@ -121,15 +95,13 @@ impl Bench {
 
     /// Syncs, and does not wait for removals that are under way.
     async fn sync_beside(&mut self, full: bool, outcome: Outcome) {
-        self.0.mode.0 = outcome;
         let changes = Changes {
             full,
             ..Changes::default()
         };
-        let map: ServiceMap = std::iter::empty().collect();
-        let synced = self.0.sync(&map, PerFamily::each(|_| Some(&changes))).await;
-        let failed = matches!(synced.v4, Some(Err(_)));
-        assert_eq!(failed, matches!(outcome, Outcome::Fails));
+        let asked = PerFamily::each(|_| Some(&changes));
+        self.0.begin_sync().await;
+        self.0.end_sync(asked, &outcome.of(asked)).await;
     }
 
     /// Waits until no removal is running.
@@ -178,8 +150,7 @@ fn what_an_old_process_puts_back_goes_again() {
             sh(&format!("{program} -w -t nat -N KUBE-SVC-OLD"));
             assert_eq!(remaining_chains(), expected);
             pass(PAUSE).await;
-            let seen =
-                tokio::time::timeout(Duration::from_secs(20), bench.0.externally_modified()).await;
+            let seen = tokio::time::timeout(Duration::from_secs(20), bench.0.returned()).await;
             assert!(seen.is_ok(), "{program}: its chains were not listed");
             bench.sync(true, Outcome::Well).await;
             assert_eq!(remaining_chains(), 0, "{program}");
@@ -206,8 +177,7 @@ fn nothing_is_listed_where_nothing_was() {
         bench.sync(true, Outcome::Well).await;
         leave_chains();
         pass(PAUSE).await;
-        let waited =
-            tokio::time::timeout(Duration::from_millis(50), bench.0.externally_modified()).await;
+        let waited = tokio::time::timeout(Duration::from_millis(50), bench.0.returned()).await;
         assert!(waited.is_err());
         bench.sync(true, Outcome::Well).await;
         assert_eq!(
@@ -325,22 +295,16 @@ fn clearing_delays_neither_syncs_nor_probes() {
         let ((begun, begins), (go, goes)) = (channel(), channel());
         *PASSES.lock().unwrap() = Some((begun, goes));
         bench.0.pass = slow;
-        let full = Changes {
-            full: true,
-            ..Changes::default()
-        };
-        let map = ServiceMap::default();
         for _ in 0..3 {
-            let sync = bench.0.sync(&map, PerFamily::each(|_| Some(&full)));
+            let sync = bench.sync_beside(true, Outcome::Well);
             let synced = tokio::time::timeout(DEADLINE / 2, sync).await;
-            let synced = synced.expect("a sync does not wait");
-            assert!(matches!(synced.v4, Some(Ok(_))));
+            synced.expect("a sync does not wait");
             tokio::task::yield_now().await;
         }
         begins
             .recv_timeout(DEADLINE)
             .expect("the pass is under way");
-        let modified = tokio::time::timeout(Duration::ZERO, bench.0.externally_modified());
+        let modified = tokio::time::timeout(Duration::ZERO, bench.0.returned());
         assert!(modified.await.is_err());
         go.send(()).unwrap();
         bench.cleared().await;

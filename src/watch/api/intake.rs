@@ -77,11 +77,15 @@ pub(super) struct Intake<'a, K: Kind> {
     /// Those of them that were in the list.
     warned: HashSet<K::Name>,
     /// Records which objects cannot be used.
-    health: Option<&'a SourceHealth>,
+    health: &'a SourceHealth,
 }
 
 impl<'a, K: Kind> Intake<'a, K> {
-    pub(super) fn new(names: &'a Mutex<Names>, known: &'a Mutex<Known<K>>) -> Self {
+    pub(super) fn new(
+        names: &'a Mutex<Names>,
+        known: &'a Mutex<Known<K>>,
+        health: &'a SourceHealth,
+    ) -> Self {
         Intake {
             names,
             known,
@@ -91,15 +95,7 @@ impl<'a, K: Kind> Intake<'a, K> {
             listed_bytes: 0,
             warnings: HashMap::new(),
             warned: HashSet::new(),
-            health: None,
-        }
-    }
-
-    /// Records in `health` which objects cannot be used.
-    pub(super) fn reporting_to(self, health: &'a SourceHealth) -> Self {
-        Intake {
-            health: Some(health),
-            ..self
+            health,
         }
     }
 
@@ -198,10 +194,9 @@ impl<'a, K: Kind> Intake<'a, K> {
         self.known.lock().end_list();
         let warned = std::mem::take(&mut self.warned);
         self.warnings.retain(|name, _| warned.contains(name));
-        if let Some(health) = self.health {
-            let warned: HashSet<String> = warned.iter().map(ToString::to_string).collect();
-            health.was_listed(K::SINGULAR, |name| warned.contains(name));
-        }
+        let warned: HashSet<String> = warned.iter().map(ToString::to_string).collect();
+        self.health
+            .was_listed(K::SINGULAR, |name| warned.contains(name));
         self.version = Some(version);
         self.listing = false;
         Ok(())
@@ -237,9 +232,7 @@ impl<'a, K: Kind> Intake<'a, K> {
         drop(names);
         match (name, reduced) {
             (Some(name), Ok(reduced)) => {
-                if let Some(health) = self.health {
-                    health.can_use(K::SINGULAR, name.to_string());
-                }
+                self.health.can_use(K::SINGULAR, name.to_string());
                 if reduced.warnings.is_empty() {
                     if self.warnings.remove(&name).is_some() {
                         info!("{} {name}: the object is valid again", K::PLURAL);
@@ -283,10 +276,13 @@ impl<'a, K: Kind> Intake<'a, K> {
                 } else {
                     "it is not used until this is corrected"
                 };
-                if let Some(health) = self.health {
-                    let why = text.to_owned();
-                    health.cannot_use(K::SINGULAR, name.to_string(), why, stays, addresses(object));
-                }
+                self.health.cannot_use(
+                    K::SINGULAR,
+                    name.to_string(),
+                    text.to_owned(),
+                    stays,
+                    addresses(object),
+                );
                 self.warn_once(&name, &format!("{text}; {follows}"));
             }
             None => warn!("ignoring one of the {}: {text}", K::PLURAL),
@@ -312,9 +308,7 @@ impl<'a, K: Kind> Intake<'a, K> {
         self.changed_at(metadata.resource_version.as_deref())?;
         if let Some(name) = K::name(&metadata, &mut self.names.lock()) {
             self.warnings.remove(&name);
-            if let Some(health) = self.health {
-                health.can_use(K::SINGULAR, name.to_string());
-            }
+            self.health.can_use(K::SINGULAR, name.to_string());
             self.known.lock().remove(name);
         }
         Ok(())
@@ -398,7 +392,8 @@ pub fn read_anything(line: &[u8]) {
     fn read<K: Kind>(line: &[u8]) {
         let names = Mutex::new(Names::default());
         let known = Mutex::new(Known::<K>::new());
-        let mut intake = Intake::new(&names, &known);
+        let health = SourceHealth::default();
+        let mut intake = Intake::new(&names, &known, &health);
         // The results do not matter, only that each call returns.
         let _ = intake.line(line);
         let _ = page(&mut intake, line);

@@ -130,6 +130,7 @@ struct Objects {
 
 async fn follow_all(access: &Access, settings: &Settings, sender: &mpsc::Sender<Batch>) {
     let names = &Mutex::new(Names::default());
+    let health = &*settings.health;
     let changes = &Notify::new();
     let objects = Objects {
         services: Mutex::new(Known::new()),
@@ -147,32 +148,32 @@ async fn follow_all(access: &Access, settings: &Settings, sender: &mpsc::Sender<
         access,
         server,
         changes,
-        health: &settings.health,
+        health,
     };
     let services = Follower::new(
         context(),
         None,
-        Intake::new(names, &objects.services).reporting_to(&settings.health),
+        Intake::new(names, &objects.services, health),
         pauses(),
     );
     let slices = Follower::new(
         context(),
         None,
-        Intake::new(names, &objects.slices).reporting_to(&settings.health),
+        Intake::new(names, &objects.slices, health),
         pauses(),
     );
     let node = Follower::new(
         context(),
         Some(own),
-        Intake::new(names, &objects.node).reporting_to(&settings.health),
+        Intake::new(names, &objects.node, health),
         pauses(),
     );
     let elsewhere = objects.elsewhere.as_ref().map(|known| {
-        let intake = Intake::new(names, known).reporting_to(&settings.health);
+        let intake = Intake::new(names, known, health);
         Follower::new(context(), Some(others), intake, pauses())
     });
     let service_cidrs = objects.service_cidrs.as_ref().map(|known| {
-        let intake = Intake::new(names, known).reporting_to(&settings.health);
+        let intake = Intake::new(names, known, health);
         Follower::new(context(), None, intake, pauses())
     });
     tokio::select! {

@@ -10,7 +10,6 @@ use std::{
 
 use super::{
     kind::Key,
-    object::Object,
     report::{Report, first_of},
     version::Version,
     versions::Versions,
@@ -36,7 +35,7 @@ pub(super) enum Found {
 pub(super) struct Folder {
     files: BTreeMap<OsString, File>,
     /// Every file's version of an object; that of the last file counts.
-    versions: HashMap<Key, Versions<Object>>,
+    versions: HashMap<Key, Versions<Event>>,
     names: Names,
 }
 
@@ -44,8 +43,8 @@ pub(super) struct Folder {
 struct File {
     /// Hash of the last text or reason whose reports were logged.
     hash: Option<u64>,
-    /// The objects of the file that are in use.
-    objects: BTreeMap<Key, Object>,
+    /// The objects of the file that are in use, each as the event that it was added.
+    objects: BTreeMap<Key, Event>,
     /// Those of them that are kept, because a broken part of the file has them, or may have them.
     preserved: BTreeSet<Key>,
     /// The present faults of the file.
@@ -75,7 +74,7 @@ impl Folder {
     pub(super) fn take(&mut self, found: impl IntoIterator<Item = (OsString, Found)>) -> Outcome {
         let mut reports = Vec::new();
         // The versions, before this call, of each object that may differ now.
-        let mut changed: BTreeMap<Key, Versions<Object>> = BTreeMap::new();
+        let mut changed: BTreeMap<Key, Versions<Event>> = BTreeMap::new();
         for (name, found) in found {
             let file: Arc<OsStr> = name.as_os_str().into();
             for (key, object) in self.read(&name, found, &mut reports) {
@@ -94,13 +93,10 @@ impl Folder {
             let now = now.unwrap_or(&empty);
             report_duplicates(&key, &before, now, &mut reports);
             let winning =
-                |versions: &Versions<Object>| versions.winner().map(|(_, object)| object.clone());
+                |versions: &Versions<Event>| versions.winner().map(|(_, object)| object.clone());
             let (old, new) = (winning(&before), winning(now));
             if old != new {
-                events.push(match new {
-                    Some(object) => object.event(),
-                    None => key.clone().gone(),
-                });
+                events.push(new.unwrap_or_else(|| key.clone().gone()));
             }
             if now.is_empty() {
                 self.versions.remove(&key);
@@ -116,7 +112,7 @@ impl Folder {
         name: &OsStr,
         found: Found,
         reports: &mut Vec<Report>,
-    ) -> Vec<(Key, Option<Object>)> {
+    ) -> Vec<(Key, Option<Event>)> {
         let hash = {
             let mut hasher = DefaultHasher::new();
             match &found {
@@ -175,7 +171,7 @@ impl File {
         version: Version,
         was_broken: bool,
         reports: &mut Vec<Report>,
-    ) -> Vec<(Key, Option<Object>)> {
+    ) -> Vec<(Key, Option<Event>)> {
         let Version {
             mut objects,
             unread,
@@ -228,8 +224,8 @@ impl File {
 /// Reports which file counts, if that is new.
 fn report_duplicates(
     key: &Key,
-    before: &Versions<Object>,
-    now: &Versions<Object>,
+    before: &Versions<Event>,
+    now: &Versions<Event>,
     reports: &mut Vec<Report>,
 ) {
     let Some((winner, _)) = now.winner() else {

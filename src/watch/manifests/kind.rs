@@ -16,7 +16,7 @@ use serde::{
     de::{DeserializeSeed, Deserializer},
 };
 
-use crate::services::{self, Event, ServiceName, SliceName, wire};
+use crate::services::{self, Event, Invalid, Names, Reduced, ServiceName, SliceName, wire};
 
 /// An object as a file has it.
 #[derive(Debug)]
@@ -122,6 +122,37 @@ impl ApiObject {
         };
         let (namespace, name) = (metadata.namespace.as_deref(), metadata.name.as_deref());
         Key::new(kind, namespace, name)
+    }
+
+    /// Reduces the object to the event that it was added or changed, with its key.
+    ///
+    /// # Errors
+    /// Names the first field without which it cannot be used.
+    pub(super) fn reduce(&self, names: &mut Names) -> Result<Reduced<(Key, Event)>, Invalid> {
+        Ok(match self {
+            ApiObject::Service(service) => {
+                let reduced = services::Service::reduce(service, names)?;
+                reduced.map(|object| (Key::Service(object.name.clone()), Event::Service(object)))
+            }
+            ApiObject::EndpointSlice(slice) => {
+                let reduced = services::EndpointSlice::reduce_of_file(slice, names)?;
+                reduced.map(|object| {
+                    let key = Key::EndpointSlice(object.name.clone());
+                    (key, Event::EndpointSlice(object))
+                })
+            }
+            ApiObject::Node(node) => {
+                let reduced = services::Node::reduce(node, names)?;
+                reduced.map(|object| (Key::Node(Arc::clone(&object.name)), Event::Node(object)))
+            }
+            ApiObject::ServiceCidr(cidr) => {
+                let reduced = services::ServiceCidr::reduce(cidr, names)?;
+                reduced.map(|object| {
+                    let key = Key::ServiceCidr(Arc::clone(&object.name));
+                    (key, Event::ServiceCidr(object))
+                })
+            }
+        })
     }
 }
 

@@ -24,7 +24,6 @@ mod documents;
 mod folder;
 mod kind;
 mod notify;
-mod object;
 mod parse;
 mod path;
 mod report;

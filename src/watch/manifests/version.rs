@@ -9,15 +9,15 @@ use std::{
 use super::{
     documents::{Document, split_json, split_yaml},
     kind::{ApiObject, Key},
-    object::Object,
     parse::{self, Broken, Contents, Format, UnknownField},
     report::Report,
 };
-use crate::services::{Names, Reduced};
+use crate::services::{Event, Names, Reduced};
 
 /// The objects in a file's text, and its faults.
 pub(super) struct Version {
-    pub(super) objects: BTreeMap<Key, Object>,
+    /// Each object as the event that it was added.
+    pub(super) objects: BTreeMap<Key, Event>,
     pub(super) unread: Unread,
     pub(super) reports: Vec<Report>,
     file: OsString,
@@ -35,7 +35,7 @@ pub(super) struct Unread {
 }
 
 /// An object of a document, with its unknown fields, or its fault.
-type ReducedDocument = Result<(Reduced<Object>, Vec<UnknownField>), Broken>;
+type ReducedDocument = Result<(Reduced<(Key, Event)>, Vec<UnknownField>), Broken>;
 
 impl Unread {
     /// Returns whether there are no such parts.
@@ -76,7 +76,7 @@ impl Version {
                     };
                     return Err(item.of(key));
                 }
-                let reduced = Object::reduce(&object, names).map_err(|fault| Broken {
+                let reduced = object.reduce(names).map_err(|fault| Broken {
                     item,
                     key,
                     reason: fault.to_string(),
@@ -111,10 +111,9 @@ impl Version {
             match reduced {
                 Ok((reduced, unknown)) => {
                     let Reduced {
-                        object,
+                        object: (key, object),
                         warnings: skipped,
                     } = reduced;
-                    let key = object.key();
                     warnings.extend(skipped.iter().map(ToString::to_string));
                     warnings.extend(unknown.iter().map(|field| format!("{key}: {field}")));
                     if self.objects.insert(key.clone(), object).is_some() {

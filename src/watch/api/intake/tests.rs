@@ -32,7 +32,8 @@ const LINES: [&str; 6] = [
 fn an_object_that_cannot_be_used_is_logged_once_and_when_it_can() {
     let names = Mutex::new(Names::default());
     let known = Mutex::new(Known::<Service>::new());
-    let mut intake = Intake::new(&names, &known);
+    let health = SourceHealth::default();
+    let mut intake = Intake::new(&names, &known, &health);
     let log = lines(0, || {
         for (version, ip) in [(1, "x"), (2, "x"), (3, "192.0.2.1"), (4, "192.0.2.1")] {
             let event = json!({"type": "MODIFIED", "object": {
@@ -68,7 +69,8 @@ fn item(name: &str) -> Value {
 fn warnings_of_objects_that_a_list_lacks_are_forgotten() {
     let names = Mutex::new(Names::default());
     let known = Mutex::new(Known::<Service>::new());
-    let mut intake = Intake::new(&names, &known);
+    let health = SourceHealth::default();
+    let mut intake = Intake::new(&names, &known, &health);
     let odd = |name: &str| {
         let mut item = item(name);
         item["spec"]["externalIPs"] = json!(["x"]);
@@ -96,7 +98,8 @@ fn an_object_whose_metadata_cannot_be_read_is_left_out_alone() {
     ] {
         let names = Mutex::new(Names::default());
         let known = Mutex::new(Known::<Service>::new());
-        let mut intake = Intake::new(&names, &known);
+        let health = SourceHealth::default();
+        let mut intake = Intake::new(&names, &known, &health);
         let mut odd = item("odd");
         odd["metadata"][field] = value;
         let log = lines(0, || {
@@ -129,7 +132,7 @@ fn what_cannot_be_used_is_recorded_until_it_can() {
     let names = Mutex::new(Names::default());
     let known = Mutex::new(Known::<Service>::new());
     let health = SourceHealth::default();
-    let mut intake = Intake::new(&names, &known).reporting_to(&health);
+    let mut intake = Intake::new(&names, &known, &health);
     // A field that is refused, and one that cannot be parsed.
     let refused = |name: &str| {
         let mut item = item(name);

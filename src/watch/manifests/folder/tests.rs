@@ -156,7 +156,7 @@ fn in_force(folder: &Folder) -> BTreeMap<String, String> {
     let winners = folder.versions.iter();
     winners
         .filter_map(|(key, versions)| match versions.winner()?.1 {
-            Object::Service(service) => {
+            Event::Service(service) => {
                 let ip = service.serving.as_ref().ok()?.cluster_ips[0];
                 Some((key.to_string(), ip.to_string()))
             }
@@ -329,7 +329,7 @@ fn the_last_file_by_name_counts() {
     let events = folder.versions.values().filter_map(Versions::winner);
     let ips: Vec<_> = events
         .map(|(_, object)| match object {
-            Object::Service(service) => service.serving.as_ref().map(|s| s.cluster_ips[0]),
+            Event::Service(service) => service.serving.as_ref().map(|s| s.cluster_ips[0]),
             _ => panic!("only Services here"),
         })
         .collect();
