@@ -16,7 +16,8 @@ done
 "$program" completion bash >"$folder/completion/tripod.bash"
 "$program" completion fish >"$folder/completion/tripod.fish"
 "$program" completion zsh >"$folder/completion/_tripod"
-# The tool writes next to Cargo.toml.
+# The tool writes next to each Cargo.toml of the workspace; that of the program names all crates.
 host=$(rustc -vV | sed -n 's/^host: //p')
+trap 'rm -f tripod.cdx.json crates/*/tripod.cdx.json' EXIT
 cargo cyclonedx --quiet --format json --target "$host" --override-filename tripod.cdx
 mv tripod.cdx.json "$folder/"

@@ -106,7 +106,10 @@ fn the_static_binary_serves_alone_in_nftables_mode() {
         let mut command = in_root(lab);
         command
             .args(["--proxy-mode=nftables", "--strict-proxy-mode"])
-            .args(["--hostname-override=node", "--cluster-cidr=10.244.0.0/16"])
+            .args([
+                "--hostname-override=node",
+                "--cluster-cidr=10.244.0.0/16,fd00:244::/64",
+            ])
             // The default is the addresses of the Node object, and there is none.
             .arg("--nodeport-addresses=0.0.0.0/0,::/0")
             .arg("--manifests")

@@ -155,7 +155,7 @@ fn pages_completion_and_licences_are_in_it() {
         ("fish/vendor_completions.d/tripod.fish", "proxy-mode"),
         ("zsh/vendor-completions/_tripod", "--proxy-mode"),
         ("doc/tripod/copyright", "Apache-2.0"),
-        ("doc/tripod/migrating.md", "tripod migrate --check"),
+        ("doc/tripod/migrating.md", "tripod migrate --manifests"),
     ] {
         let text = package.read(&format!("usr/share/{path}"));
         assert!(text.contains(part), "{path}");

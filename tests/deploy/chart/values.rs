@@ -342,7 +342,7 @@ fn values_that_cannot_be_meant_are_refused() {
 /// Tripod reads the ConfigMap only when it starts.
 #[test]
 fn another_configuration_replaces_the_pods() {
-    let new = &super::NEW_CLUSTER[..];
+    let new = &NEW_CLUSTER[..];
     let sum = |values: &[&str]| {
         let objects = rendered(values)?;
         let pod = &proxy(&objects)["spec"]["template"]["metadata"];
