@@ -66,10 +66,9 @@ pub(super) fn table(status: &Status, detail: Detail, paint: Paint) -> String {
         text: String::new(),
         paint,
     };
-    let health = if status.healthy {
-        paint.paint(Tone::Good, "healthy")
-    } else {
-        paint.paint(Tone::Bad, "not healthy")
+    let health = match status.healthy {
+        true => paint.paint(Tone::Good, "healthy"),
+        false => paint.paint(Tone::Bad, "not healthy"),
     };
     let Status {
         version, node, pid, ..

@@ -96,9 +96,7 @@ impl Why {
             Why::AffinityOutlivesConnections => {
                 "IPVS keeps a client's affinity for two minutes after its last connection."
             }
-            Why::RandomAlone => {
-                "iptables rules choose at random and have no schedulers, but they honour weights."
-            }
+            Why::RandomAlone => "iptables rules choose at random, by weights: no schedulers.",
             Why::OwnPacketsAreStopped => {
                 "A program on the node whose datagram a rule drops gets EPERM from its own \
                  kernel, before anything is sent."
@@ -138,7 +136,7 @@ impl Why {
                  endpoints on the node."
             }
             Why::HashesPorts => {
-                "In ipvs mode `mh` looks at the client's port as well, as kube-proxy has it do."
+                "In ipvs mode `mh` also hashes the client's port, as in kube-proxy."
             }
         }
     }

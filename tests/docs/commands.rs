@@ -10,7 +10,7 @@ use super::{documents, inline, kubectl::Cluster, parts, root, shell};
 use crate::{deploy::chart::tool, userspace::firewall};
 
 /// Commands that cannot be checked here, by their beginning, and why.
-const UNCHECKED: [(&str, &str); 11] = [
+const UNCHECKED: [(&str, &str); 12] = [
     (
         "ufw allow from 10.244.0.0/16",
         "ufw is not here, and would replace the rules of the machine",
@@ -20,6 +20,10 @@ const UNCHECKED: [(&str, &str); 11] = [
         "firewalld is not here, and needs D-Bus and the machine's own rules",
     ),
     ("docker push $IMAGE", "the registry is the reader's"),
+    (
+        "kubectl -n kube-system rollout undo daemonset/kube-proxy --to-revision=$REVISION",
+        "the reader finds the number with the command before",
+    ),
     (
         "cosign verify --key tripod.pub --insecure-ignore-tlog",
         "cosign is not here; deploy::release verifies its format",

@@ -80,10 +80,14 @@ const BARE: [&[&str]; 5] = [
 const POD: (&str, &str) = ("POD", "kube-proxy-x2x9z");
 
 /// Flags of other programs that appear alone in the text, and the commands that have them.
-const FLAGS: [(&str, &[&str]); 4] = [
+const FLAGS: [(&str, &[&str]); 8] = [
     ("--noflush", &["iptables-restore"]),
     ("--set", &["helm", "upgrade"]),
     ("--force-conflicts", &["helm", "upgrade"]),
+    ("--reuse-values", &["helm", "upgrade"]),
+    ("--reset-then-reuse-values", &["helm", "upgrade"]),
+    ("--server-side", &["helm", "upgrade"]),
+    ("--rollback-on-failure", &["helm", "upgrade"]),
     ("--to-revision", &["kubectl", "rollout", "undo"]),
 ];
 

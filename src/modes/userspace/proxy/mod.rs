@@ -11,6 +11,7 @@ pub mod dials;
 mod failing;
 pub mod group;
 pub mod memory;
+mod placement;
 mod proxy_protocol;
 pub mod tcp;
 mod ticket;

@@ -15,9 +15,9 @@ use super::{
     backends::Endpoint,
     descriptors::Permits,
     group::ServiceGroup,
+    placement::{Placement, Seat},
     tcp::ListenerAddress,
     usage::{self, ConnectionLimits, PER_CONNECTION},
-    workers::{Placement, Seat},
 };
 use crate::sched::{Flow, Load};
 

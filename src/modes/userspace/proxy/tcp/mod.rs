@@ -28,8 +28,8 @@ use self::{
     relay::{End, FirstFlight, Relay},
 };
 use super::{
-    Shared, descriptors, group::ServiceGroup, proxy_protocol, ticket::Ticket,
-    usage::ConnectionLimits, workers::Placement,
+    Shared, descriptors, group::ServiceGroup, placement::Placement, proxy_protocol, ticket::Ticket,
+    usage::ConnectionLimits,
 };
 use crate::{
     hold::Listening,
