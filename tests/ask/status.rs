@@ -349,7 +349,7 @@ fn cleanup_is_refused_while_a_proxy_runs() {
             assert_eq!(printed.status, Some(i32::from(is_refused)), "{printed:?}");
             assert_ne!(
                 is_refused,
-                printed.error.contains("removed what"),
+                printed.error.contains("are left on this node"),
                 "{printed:?}"
             );
             is_refused

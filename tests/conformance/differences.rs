@@ -34,6 +34,10 @@ pub enum Why {
     HashesPorts,
 }
 
+const NOBODY_HERE: &str = "With `internalTrafficPolicy: Local` and no endpoint on the node, \
+    kube-proxy's iptables mode drops packets. In this mode nothing listens at the address, so the \
+    client is refused at once.";
+
 impl Why {
     pub const ALL: [Why; 21] = [
         Why::ClientHidden,
@@ -68,11 +72,7 @@ impl Why {
                 "Userspace mode cannot relay SCTP associations: nothing listens, so the node \
                  refuses them."
             }
-            Why::NobodyHereIsRefused => {
-                "With `internalTrafficPolicy: Local` and no endpoint on the node, kube-proxy's \
-                 iptables mode drops packets. In this mode nothing listens at the address, so the \
-                 client is refused at once."
-            }
+            Why::NobodyHereIsRefused => NOBODY_HERE,
             Why::AddressTakenWhole => {
                 "In this mode cluster IPs are addresses of the node: their other ports are \
                  refused instead of being forwarded to the router."

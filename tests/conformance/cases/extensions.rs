@@ -57,8 +57,7 @@ pub fn cases() -> Vec<Case> {
         )
         .when(Pod)
         .calls(ClusterIp)
-        .sees(each(ALL))
-        .but(in_iptables, Why::RandomAlone, each(ALL)),
+        .sees(each(ALL)),
         case(
             "kube-router.io/service.scheduler is understood",
             cluster_ip(ALL).annotated("kube-router.io/service.scheduler", "sh"),

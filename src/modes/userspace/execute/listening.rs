@@ -12,7 +12,10 @@ use net::Protocol;
 use crate::{
     modes::userspace::{
         Userspace,
-        proxy::{group::ServiceGroup, tcp::ListenerAddress, workers::Worker},
+        proxy::{
+            group::{ListenerAddress, ServiceGroup},
+            workers::Worker,
+        },
     },
     sched::Flow,
 };

@@ -24,7 +24,7 @@ use super::{
         affinity::Affinity,
         cluster_local::ClusterLocal,
         descriptors::Permits,
-        group::{Routing, ServiceGroup},
+        group::{ListenerAddress, Routing, ServiceGroup},
         tcp, udp,
         workers::{Worker, Workers},
     },
@@ -42,7 +42,7 @@ use crate::{
 };
 
 /// Alive as long as a connection that came in at an address is open.
-pub type InUse = Weak<tcp::ListenerAddress>;
+pub type InUse = Weak<ListenerAddress>;
 
 /// The listeners of one address. Dropping them closes them.
 #[derive(Debug)]
@@ -268,7 +268,7 @@ impl ListenerSet {
         // The local port's own descriptor counts for one of the listeners.
         let own = usize::from(self.local_port_at(bind.address).is_some());
         let descriptors = shared.descriptors.take_for_service(count - own)?;
-        let address = Arc::new(tcp::ListenerAddress {
+        let address = Arc::new(ListenerAddress {
             group: Arc::clone(&self.group),
             called: self.called(bind.address),
             // Waiting connections may have a filter of the process before.
@@ -411,7 +411,7 @@ impl ListenerSet {
         listeners: &mut Listeners,
         on: impl Iterator<Item = &'a Arc<Worker>>,
         sockets: impl Iterator<Item = Socket>,
-        address: &Arc<tcp::ListenerAddress>,
+        address: &Arc<ListenerAddress>,
         is_shared: bool,
     ) -> io::Result<()> {
         for (worker, socket) in on.zip(sockets) {
@@ -434,7 +434,7 @@ impl ListenerSet {
             return inherited.close();
         }
         let bound = inherited.description().address;
-        let address = tcp::ListenerAddress {
+        let address = ListenerAddress {
             group: Arc::clone(&self.group),
             called: self.called(bound),
             filtered: true.into(),

@@ -11,7 +11,7 @@ use super::{ListenerSet, Listeners, WorkerListener};
 use crate::{
     hold::{Held, Listening},
     kernel::socket::listening,
-    modes::userspace::proxy::{tcp, udp, workers::Worker},
+    modes::userspace::proxy::{group::ListenerAddress, tcp, udp, workers::Worker},
 };
 
 /// Makes the workers of `listeners` continue the flows that came in at their address in another
@@ -35,7 +35,7 @@ impl ListenerSet {
         listeners: &Listeners,
         worker: &Arc<Worker>,
         socket: Socket,
-        address: &Arc<tcp::ListenerAddress>,
+        address: &Arc<ListenerAddress>,
         is_shared: bool,
     ) -> io::Result<WorkerListener> {
         if address.filtered.load(Relaxed) {

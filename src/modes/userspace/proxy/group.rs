@@ -6,7 +6,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     sync::{
         Arc, Weak,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
 };
 
@@ -358,4 +358,16 @@ impl ServiceGroup {
             .and_then(|address| backends.usable(address))
             .or_else(|| backends.pick(flow, tried, &self.failing))
     }
+}
+
+/// An address on which a service group listens. Every connection that arrived there holds it, so
+/// that whatever the address needs (for example a route) stays as long as a connection is open.
+#[derive(Debug)]
+pub struct ListenerAddress {
+    /// Service group whose endpoints get its connections.
+    pub group: Arc<ServiceGroup>,
+    /// The address that clients call.
+    pub called: IpAddr,
+    /// Whether its listeners have a filter, or had one, which connections inherit.
+    pub filtered: AtomicBool,
 }

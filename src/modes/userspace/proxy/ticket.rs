@@ -14,9 +14,8 @@ use super::{
     Shared,
     backends::Endpoint,
     descriptors::Permits,
-    group::ServiceGroup,
+    group::{ListenerAddress, ServiceGroup},
     placement::{Placement, Seat},
-    tcp::ListenerAddress,
     usage::{self, ConnectionLimits, PER_CONNECTION},
 };
 use crate::sched::{Flow, Load};

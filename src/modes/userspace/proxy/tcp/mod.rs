@@ -9,7 +9,7 @@ pub mod ring;
 
 use std::{
     io,
-    net::{IpAddr, TcpStream},
+    net::TcpStream,
     os::fd::{AsFd, BorrowedFd},
     sync::{
         Arc,
@@ -28,7 +28,11 @@ use self::{
     relay::{End, FirstFlight, Relay},
 };
 use super::{
-    Shared, descriptors, group::ServiceGroup, placement::Placement, proxy_protocol, ticket::Ticket,
+    Shared, descriptors,
+    group::{ListenerAddress, ServiceGroup},
+    placement::Placement,
+    proxy_protocol,
+    ticket::Ticket,
     usage::ConnectionLimits,
 };
 use crate::{
@@ -47,18 +51,6 @@ const TURN: usize = 16;
 /// How long a worker waits before it requests a descriptor again that the system refused although
 /// the budget had one.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(50);
-
-/// An address on which a service group listens. Every connection that arrived there holds it, so
-/// that whatever the address needs (for example a route) stays as long as a connection is open.
-#[derive(Debug)]
-pub struct ListenerAddress {
-    /// Service group whose endpoints get its connections.
-    pub group: Arc<ServiceGroup>,
-    /// The address that clients call.
-    pub called: IpAddr,
-    /// Whether its listeners have a filter, or had one, which connections inherit.
-    pub filtered: AtomicBool,
-}
 
 /// A listener of an address on one worker.
 #[derive(Debug)]
