@@ -46,9 +46,7 @@ impl Explain for Nftables {
     fn selection(&self, port: &ServicePort) -> Selection {
         let served = self.families.get(port.name.family).as_ref().ok();
         match served.map(|of| plan::scheduler(port, &of.features)) {
-            Some(plan::Scheduler::SourceHash | plan::Scheduler::SourcePortHash) => {
-                Selection::Hashed
-            }
+            Some(plan::Scheduler::Hash(_)) => Selection::Hashed,
             // Weights are slots; rr takes one slot after the other.
             _ => Selection::Weighted,
         }

@@ -12,6 +12,15 @@ pub use crate::node::addresses::SERVICE_LINK as LINK;
 /// The scheduler of Services that ask for none, unless configured.
 pub const ROUND_ROBIN: &str = "rr";
 
+/// Returns the kernel's name of a scheduler. `mh` of ipvs mode always looks at ports, as with
+/// kube-proxy.
+pub fn name_in_kernel(scheduler: &str) -> &str {
+    match scheduler {
+        "mh-port" => "mh",
+        name => name,
+    }
+}
+
 /// Settings of ipvs mode.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -50,8 +59,7 @@ impl Options {
         let ipvs = &configuration.ipvs;
         let scheduler = match ipvs.scheduler.as_str() {
             "" => ROUND_ROBIN,
-            "mh-port" => "mh",
-            name => name,
+            name => name_in_kernel(name),
         };
         Options {
             primary_family: effective.primary_family,

@@ -80,13 +80,20 @@ pub enum Masquerade {
 pub enum Scheduler {
     /// A random one for each connection.
     Random,
-    /// By a hash of the client's address, in a table of consistent hashing.
-    SourceHash,
-    /// The same by a hash of the client's address and port.
-    SourcePortHash,
+    /// By a hash of the client, in a table of consistent hashing.
+    Hash(HashOf),
     /// One after the other. The kernel counts for each rule, so each ServicePort
     /// has a chain of its own.
     RoundRobin(ServicePortName),
+}
+
+/// The part of a client that is hashed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum HashOf {
+    /// Its address.
+    Address,
+    /// Its address and port.
+    AddressAndPort,
 }
 
 impl SharedChain {
@@ -145,8 +152,8 @@ impl Pick {
         }
         match &self.scheduler {
             Scheduler::Random => {}
-            Scheduler::SourceHash => name.push_str("-mh"),
-            Scheduler::SourcePortHash => name.push_str("-mh-port"),
+            Scheduler::Hash(HashOf::Address) => name.push_str("-mh"),
+            Scheduler::Hash(HashOf::AddressAndPort) => name.push_str("-mh-port"),
             Scheduler::RoundRobin(_) => name.push_str("-rr"),
         }
         match (&self.affinity, &self.scheduler) {
@@ -209,9 +216,7 @@ impl Pick {
     fn draws(&self) -> Vec<u32> {
         let times: &[(u32, usize)] = match self.scheduler {
             Scheduler::Random => &[(1, 8), (2, 4), (4, 1)],
-            Scheduler::SourceHash | Scheduler::SourcePortHash | Scheduler::RoundRobin(_) => {
-                &[(1, 1)]
-            }
+            Scheduler::Hash(_) | Scheduler::RoundRobin(_) => &[(1, 1)],
         };
         let among = |&(part, times): &(u32, usize)| repeat_n(self.slots / part, times);
         let draws = times.iter().flat_map(among).filter(|slots| *slots > 1);
@@ -246,8 +251,8 @@ impl Pick {
             })
         };
         match self.scheduler {
-            Scheduler::SourceHash => hash(vec![Field::SourceAddress(family)]),
-            Scheduler::SourcePortHash => {
+            Scheduler::Hash(HashOf::Address) => hash(vec![Field::SourceAddress(family)]),
+            Scheduler::Hash(HashOf::AddressAndPort) => {
                 hash(vec![Field::SourceAddress(family), Field::SourcePort])
             }
             Scheduler::RoundRobin(_) => number(false),

@@ -74,7 +74,7 @@ pub fn plan(port: &ServicePort, slots: &Slots, options: &Options) -> ServiceElem
     let scheduler = unsupported::scheduler(port, &options.features);
     let hashed;
     let slots = match scheduler {
-        Scheduler::SourceHash | Scheduler::SourcePortHash => {
+        Scheduler::Hash(_) => {
             hashed = Slots::hashed(port);
             &hashed
         }
@@ -248,7 +248,7 @@ impl Plan<'_> {
         }
         let slots = match self.scheduler {
             Scheduler::Random => slots.out_of,
-            Scheduler::SourceHash | Scheduler::SourcePortHash | Scheduler::RoundRobin(_) => taken,
+            Scheduler::Hash(_) | Scheduler::RoundRobin(_) => taken,
         };
         let pick = Pick {
             slots,

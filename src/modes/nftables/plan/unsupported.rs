@@ -1,6 +1,9 @@
 //! Preferences of Services that nftables mode does not support.
 
-use super::{Features, chains::Scheduler};
+use super::{
+    Features,
+    chains::{HashOf, Scheduler},
+};
 use crate::{
     kernel::probe::NftPart,
     modes::Reason,
@@ -12,15 +15,17 @@ use crate::{
 pub fn scheduler(port: &ServicePort, features: &Features) -> Scheduler {
     let sticky = port.session_affinity != SessionAffinity::None;
     if sticky && !features.contains(NftPart::DynamicMaps) && features.contains(NftPart::Hash) {
-        return Scheduler::SourceHash;
+        return Scheduler::Hash(HashOf::Address);
     }
     match port.preferences().scheduler.as_deref() {
         // Weights are slots.
         Some("rr" | "wrr") if features.contains(NftPart::Numgen) => {
             Scheduler::RoundRobin(port.name.clone())
         }
-        Some("sh" | "mh") if features.contains(NftPart::Hash) => Scheduler::SourceHash,
-        Some("mh-port") if features.contains(NftPart::Hash) => Scheduler::SourcePortHash,
+        Some("sh" | "mh") if features.contains(NftPart::Hash) => Scheduler::Hash(HashOf::Address),
+        Some("mh-port") if features.contains(NftPart::Hash) => {
+            Scheduler::Hash(HashOf::AddressAndPort)
+        }
         _ => Scheduler::Random,
     }
 }
