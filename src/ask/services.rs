@@ -246,7 +246,8 @@ fn remarks(port: &ServicePort, detail: Detail) -> Vec<(Tone, String)> {
 }
 
 fn endpoint_line(endpoint: &Endpoint, detail: Detail) -> Option<(Tone, String)> {
-    if endpoint.in_use && detail == Detail::Short {
+    let starting = endpoint.starting.filter(|_| endpoint.in_use);
+    if endpoint.in_use && starting.is_none() && detail == Detail::Short {
         return None;
     }
     let mut line = endpoint.address.clone();
@@ -256,6 +257,9 @@ fn endpoint_line(endpoint: &Endpoint, detail: Detail) -> Option<(Tone, String)> 
     match &endpoint.why {
         Some(why) => line.push_str(&format!(": not used: {why}")),
         None => line.push_str(": in use"),
+    }
+    if let Some(percent) = starting {
+        line.push_str(&format!(", starting with {percent} % of its weight"));
     }
     if detail == Detail::Wide {
         let [active, connections, bytes] = traffic(endpoint.traffic);

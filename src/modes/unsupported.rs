@@ -109,6 +109,19 @@ impl Reason {
             .map(|_| Reason::new(Preferences::HASH_TABLE_SIZE, why))
     }
 
+    /// A slow start, where the scheduler of the Service ignores weights.
+    pub fn of_slow_start(preferences: &Preferences, scheduler: &str) -> Option<Reason> {
+        preferences.slow_start?;
+        let ignores = matches!(scheduler, "rr" | "lc" | "dh");
+        ignores.then(|| {
+            let why = format!(
+                "the scheduler {scheduler} ignores weights, so a new endpoint gets its whole share \
+                 at once; wrr and wlc follow weights"
+            );
+            Reason::new(Preferences::SLOW_START, why)
+        })
+    }
+
     /// The limits that are not honoured if the kernel forwards connections.
     pub fn of_limits(preferences: &Preferences) -> impl Iterator<Item = Reason> {
         let why = "the kernel forwards connections, and nothing counts them when they begin; \

@@ -217,6 +217,11 @@ impl<M: Mode> Runner<M> {
                 Some(question) = self.asked.recv() => self.answer(question).await,
                 () = self.trimmer.settled() => self.trimmer.trim_again(),
                 () = self.tracker.oddities_last() => self.tracker.log_lasting(),
+                () = self.tracker.shares_grow() => {
+                    let changes = self.tracker.grow();
+                    self.merge(changes, Events::default());
+                    self.ask(&mut scheduler);
+                }
             }
         }
     }

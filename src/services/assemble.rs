@@ -16,6 +16,7 @@ use super::{
     select::{Candidate, NodeWeights, ThisNode, Uses, select},
     service::{Port, Serving},
     slice::{SliceEndpoint, SlicePort},
+    slow_start::Starts,
 };
 
 /// Maximum number of endpoints of one Service, counted for each of its ports: an object can name
@@ -23,7 +24,8 @@ use super::{
 const MOST_ENDPOINTS: usize = 262_144;
 
 /// Builds the ServicePorts of `service`: one for each port and family, with the addresses that they
-/// own. Endpoints that are `ejected` take no new connections.
+/// own. Endpoints that are `ejected` take no new connections; the shares of those that became ready
+/// grow if there are `starts`.
 pub(super) fn service_ports<'a>(
     service: &Service,
     slices: impl Iterator<Item = &'a EndpointSlice> + Clone,
@@ -31,6 +33,7 @@ pub(super) fn service_ports<'a>(
     weights: &NodeWeights,
     ownership: &AddressOwnership,
     ejected: &BTreeSet<SocketAddr>,
+    starts: Option<&Starts>,
 ) -> Vec<ServicePort> {
     let Ok(serving) = &service.serving else {
         return Vec::new();
@@ -45,7 +48,7 @@ pub(super) fn service_ports<'a>(
             if serving.is_closed(family) {
                 close_external_ips(&mut service_port);
             }
-            let mut candidates = candidates(port, family, slices.clone(), node, weights);
+            let mut candidates = candidates(port, family, slices.clone(), node, weights, starts);
             let are_too_many = candidates.len() > left;
             candidates.truncate(left);
             left -= candidates.len();
@@ -132,6 +135,7 @@ fn candidates<'a>(
     slices: impl Iterator<Item = &'a EndpointSlice>,
     node: &ThisNode,
     weights: &NodeWeights,
+    starts: Option<&Starts>,
 ) -> Vec<Candidate<'a>> {
     let mut found = Vec::new();
     for slice in slices {
@@ -148,6 +152,9 @@ fn candidates<'a>(
                         serving: endpoint.serving,
                         terminating: endpoint.terminating,
                         weight: weight(slice, endpoint, weights),
+                        grown: starts
+                            .map(|starts| starts.grown(endpoint.identity))
+                            .unwrap_or_default(),
                         node_name: endpoint.node_name.clone(),
                     },
                     hints: endpoint.hints.as_deref(),

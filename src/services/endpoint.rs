@@ -2,7 +2,7 @@
 
 use std::{fmt, net::SocketAddr, sync::Arc};
 
-use super::Absence;
+use super::{Absence, Grown};
 
 /// One endpoint of a ServicePort: an address and port that serves it, with the facts that decide
 /// whether traffic may go there.
@@ -18,9 +18,11 @@ pub struct Endpoint {
     pub serving: bool,
     /// Whether it is being shut down.
     pub terminating: bool,
-    /// Its share of new connections in proportion to the weights of the others; 0: none. It does
-    /// not decide in which sets of [`Endpoints`] it is.
+    /// Its weight in the distribution of new connections; 0: none. [`Endpoint::share`] is what it
+    /// has of them. It does not decide in which sets of [`Endpoints`] it is.
     pub weight: u16,
+    /// How much of its weight it has.
+    pub grown: Grown,
     /// Name of the node on which it runs; `None` if not known.
     pub node_name: Option<Arc<str>>,
 }
@@ -41,8 +43,8 @@ pub struct Endpoints {
     pub all_reachable: Box<[u32]>,
     /// Whether some endpoint in the cluster is usable, even if none on this node is.
     pub has_any: bool,
-    /// Whether some endpoint has more than the default weight. This does not change while endpoints
-    /// become ready and unready, or are ejected.
+    /// Whether some endpoint has more than the default weight, or shares grow. This does not change
+    /// while endpoints become ready and unready, or are ejected.
     pub weighed: bool,
     /// Indices into `all`: those that have weight 0 because connections to them are not
     /// answered.
@@ -58,6 +60,11 @@ pub struct Endpoints {
 }
 
 impl Endpoint {
+    /// Returns its share of new connections in proportion to those of the other endpoints; 0: none.
+    pub fn share(&self) -> u32 {
+        self.grown.share(self.weight)
+    }
+
     /// Returns whether it may have flows, which continue: traffic was never sent to an endpoint
     /// that is neither ready nor serving. A ready one need not be serving:
     /// `publishNotReadyAddresses` makes such endpoints of those that are not ready.

@@ -55,6 +55,9 @@ pub struct Preferences {
     /// `tripod.proxy/hash-table-size`: the least number of entries of a table of consistent hashing;
     /// `None` if not given or malformed.
     pub hash_table_size: Option<NonZeroU32>,
+    /// `tripod.proxy/slow-start`: how long the share of an endpoint that became ready grows; `None`
+    /// if not given or malformed.
+    pub slow_start: Option<Duration>,
     /// Annotations whose values cannot be parsed, each with the reason. They count as not given.
     pub malformed: Vec<(&'static str, String)>,
     /// Why the Service is not served at all its addresses: there are too many; `None` if it is.
@@ -82,6 +85,9 @@ impl Preferences {
     /// Annotation with the number of entries of a table of consistent hashing.
     pub const HASH_TABLE_SIZE: &str = "tripod.proxy/hash-table-size";
 
+    /// Annotation with the time for which the share of a new endpoint grows.
+    pub const SLOW_START: &str = "tripod.proxy/slow-start";
+
     /// The preferences of a Service that requests nothing.
     pub const NONE: Preferences = Preferences {
         scheduler: None,
@@ -93,6 +99,7 @@ impl Preferences {
         max_connections: None,
         max_connections_per_client: None,
         hash_table_size: None,
+        slow_start: None,
         malformed: Vec::new(),
         too_many_addresses: None,
     };
@@ -264,6 +271,7 @@ pub(super) fn preferences(
         max_connections: read.value(Preferences::MAX_CONNECTIONS, most),
         max_connections_per_client: read.value(Preferences::MAX_CONNECTIONS_PER_CLIENT, most),
         hash_table_size: read.value(Preferences::HASH_TABLE_SIZE, table_size),
+        slow_start: read.value(Preferences::SLOW_START, slow_start),
         malformed,
         too_many_addresses,
     };
@@ -286,6 +294,13 @@ fn retry(read: &mut Reader<'_>) -> Option<Retry> {
 fn most(value: &str) -> Result<NonZeroU32, String> {
     let why = "a limit is a whole number greater than 0; no limit applies";
     value.parse().map_err(|_| why.to_owned())
+}
+
+fn slow_start(value: &str) -> Result<Duration, String> {
+    match duration::parse(value)? {
+        Duration::ZERO => Err("a slow start takes longer than 0s; there is none".to_owned()),
+        duration => Ok(duration),
+    }
 }
 
 fn table_size(value: &str) -> Result<NonZeroU32, String> {
@@ -428,6 +443,7 @@ mod tests {
             (Preferences::MAX_CONNECTIONS, "100"),
             (Preferences::MAX_CONNECTIONS_PER_CLIENT, "10"),
             (Preferences::HASH_TABLE_SIZE, "1021"),
+            (Preferences::SLOW_START, "60s"),
             ("other.example/scheduler", "sh"),
         ]);
         let expected = Preferences {
@@ -440,6 +456,7 @@ mod tests {
             max_connections: NonZeroU32::new(100),
             max_connections_per_client: NonZeroU32::new(10),
             hash_table_size: NonZeroU32::new(1021),
+            slow_start: Some(Duration::from_secs(60)),
             malformed: vec![],
             too_many_addresses: None,
         };
@@ -477,6 +494,12 @@ mod tests {
             ),
             (Preferences::DRAIN_TIMEOUT, "30", "the unit is missing"),
             (Preferences::DRAIN_TIMEOUT, "-1s", "must not be negative"),
+            (Preferences::SLOW_START, "60", "the unit is missing"),
+            (
+                Preferences::SLOW_START,
+                "0s",
+                "longer than 0s; there is none",
+            ),
             (
                 Preferences::PROXY_PROTOCOL,
                 "v1",

@@ -30,6 +30,7 @@ mod service;
 mod service_addresses;
 mod service_cidr;
 mod slice;
+mod slow_start;
 mod source_ranges;
 mod tracker;
 pub mod wire;
@@ -60,6 +61,7 @@ pub use service_cidr::ServiceCidr;
 pub use slice::{
     EndpointSlice, Hints, Owner, SERVICE_LABEL, SliceEndpoint, SliceName, SlicePort, Trigger,
 };
+pub use slow_start::{Grown, Identity};
 pub use tracker::Tracker;
 
 /// ServicePorts by name.

@@ -71,7 +71,9 @@ pub(super) fn select(
     let has_any = candidates
         .iter()
         .any(|Candidate { endpoint, .. }| endpoint.ready || terminating(endpoint));
-    let weighed = |Candidate { endpoint, .. }: &Candidate| endpoint.weight > DEFAULT_WEIGHT;
+    let weighed = |Candidate { endpoint, .. }: &Candidate| {
+        endpoint.weight > DEFAULT_WEIGHT || endpoint.grown.is_slow_start()
+    };
     let mut endpoints = Endpoints {
         weighed: candidates.iter().any(weighed),
         all: candidates

@@ -10,7 +10,7 @@ use net::{
 };
 
 use super::{
-    Named, ServiceName, extensions,
+    Identity, Named, ServiceName, extensions,
     invalid::{Inspection, Invalid, Reduced},
     names::Names,
     namespaces::namespace,
@@ -96,6 +96,8 @@ pub struct SlicePort {
 pub struct SliceEndpoint {
     /// Its first address; the API defines no meaning for further ones.
     pub address: IpAddr,
+    /// What it is known by when its address or slice changes.
+    pub identity: Identity,
     /// Name of the node on which it runs; `None` if not known.
     pub node_name: Option<Arc<str>>,
     /// Whether it takes new connections (condition `ready`).
@@ -305,8 +307,11 @@ fn contents(
         {
             hints.clone_from(&last.hints);
         }
+        let pod = endpoint.target_ref.as_ref();
+        let pod_uid = pod.and_then(|pod| pod.uid.as_deref());
         endpoints.push(SliceEndpoint {
             address,
+            identity: Identity::of(pod_uid, address),
             node_name: endpoint.node_name.as_deref().map(|name| names.share(name)),
             ready: conditions.ready.unwrap_or(true),
             serving: conditions.serving.unwrap_or(true),

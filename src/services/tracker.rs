@@ -20,6 +20,7 @@ use super::{
     passing::{LASTING, Passing},
     select::{NodeWeights, ThisNode},
     slice::Owner,
+    slow_start::SlowStarts,
 };
 
 /// Holds the objects and the [`ServiceMap`] that follows from them.
@@ -34,6 +35,7 @@ pub struct Tracker {
     /// Endpoints to which connections are not answered, including those of Services that do not
     /// exist: a Service may be deleted and created again before the watcher of connections notices.
     ejected: HashMap<ServiceName, BTreeSet<SocketAddr>>,
+    slow_starts: SlowStarts,
     service_cidrs: BTreeMap<Arc<str>, Arc<ServiceCidr>>,
     /// Oddities that are logged if they last.
     passing: Passing,
@@ -68,6 +70,7 @@ impl Tracker {
             slices: ByName::default(),
             weights: NodeWeights::new(),
             ejected: HashMap::new(),
+            slow_starts: SlowStarts::default(),
             service_cidrs: BTreeMap::new(),
             passing: Passing::default(),
             ownership: AddressOwnership::default(),
@@ -139,12 +142,27 @@ impl Tracker {
     pub fn set_node_addresses(&mut self, addresses: BTreeSet<IpAddr>) -> Changes {
         let mut dirty = HashSet::new();
         self.ownership.set_node(addresses, &mut dirty);
+        self.rebuild_all(dirty)
+    }
+
+    fn rebuild_all(&mut self, services: impl IntoIterator<Item = ServiceName>) -> Changes {
         let (mut changes, mut odd) = (Changes::default(), Vec::new());
-        for name in dirty {
+        for name in services {
             self.rebuild(&name, &mut changes, &mut odd);
         }
         self.passing.log(odd);
         changes
+    }
+
+    /// Waits until [`Tracker::grow`] should be called.
+    pub async fn shares_grow(&self) {
+        self.slow_starts.due().await;
+    }
+
+    /// Lets the shares of endpoints that became ready grow, and returns the resulting changes.
+    pub fn grow(&mut self) -> Changes {
+        let grown = self.slow_starts.due_now();
+        self.rebuild_all(grown)
     }
 
     fn fold(&mut self, events: impl IntoIterator<Item = Event>) -> (Changes, Vec<Oddity>) {
@@ -320,12 +338,16 @@ impl Tracker {
         let Some(entry) = self.services.get_mut(name) else {
             return;
         };
+        let slices = entry.slices.iter().map(|slice| &**slice);
+        let preferences = entry.service.as_ref().and_then(|s| s.preferences.as_ref());
+        let duration = preferences.and_then(|preferences| preferences.slow_start);
+        let starts = self.slow_starts.observe(name, duration, slices.clone());
         let made = entry.service.as_ref().map_or_else(Vec::new, |service| {
-            let slices = entry.slices.iter().map(|slice| &**slice);
             let (this, weights) = (&self.this, &self.weights);
             let none = BTreeSet::new();
             let ejected = self.ejected.get(name).unwrap_or(&none);
-            service_ports(service, slices, this, weights, &self.ownership, ejected)
+            let ownership = &self.ownership;
+            service_ports(service, slices, this, weights, ownership, ejected, starts)
         });
 
         let mut ports = Vec::with_capacity(made.len());

@@ -101,6 +101,12 @@ pub struct Endpoint {
     pub conditions: Option<discovery::EndpointConditions>,
     pub hints: Option<discovery::EndpointHints>,
     pub node_name: Option<String>,
+    pub target_ref: Option<TargetRef>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub struct TargetRef {
+    pub uid: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -119,6 +119,9 @@ pub struct Endpoint {
     pub node: Option<String>,
     /// Its weight in the distribution of new connections; 0: it gets none.
     pub weight: u16,
+    /// How many percent of its weight it has, while its share grows after it became ready; `None` if
+    /// it has all of it.
+    pub starting: Option<u8>,
     /// Whether it gets new connections on this node.
     pub in_use: bool,
     /// Why it gets no new connections; `None` if it does.

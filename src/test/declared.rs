@@ -257,6 +257,7 @@ impl Declared {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::services::Identity;
 
     /// Returns the address's entry if slices have these `(node, [ready, serving, terminating])`.
     fn endpoint(entries: &[(&str, [bool; 3])]) -> (Vec<String>, EndpointState) {
@@ -267,6 +268,7 @@ mod tests {
         for (node, [ready, serving, terminating]) in entries {
             endpoint.add(&SliceEndpoint {
                 address: IpAddr::from([10, 1, 0, 1]),
+                identity: Identity::of(None, IpAddr::from([10, 1, 0, 1])),
                 node_name: Some((*node).into()),
                 ready: *ready,
                 serving: *serving,

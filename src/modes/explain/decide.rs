@@ -468,7 +468,7 @@ impl Way<'_> {
         let selection = (self.selection)(port);
         let weight = |endpoint: &Endpoint| match selection {
             Selection::Equal => 1.0,
-            _ => f64::from(endpoint.weight),
+            _ => f64::from(endpoint.share()),
         };
         let whole: f64 = chosen.iter().map(|endpoint| weight(endpoint)).sum();
         let is_known = matches!(selection, Selection::Equal | Selection::Weighted);

@@ -10,7 +10,7 @@ use super::{
     node_port, protocol, ranges,
 };
 use crate::services::{
-    Created, EndpointSlice, Event, Node, Owner, Port, Preferences, Service, ServiceCidr,
+    Created, EndpointSlice, Event, Identity, Node, Owner, Port, Preferences, Service, ServiceCidr,
     ServiceName, Serving, SessionAffinity, SliceEndpoint, SliceName, SlicePort, TrafficPolicy,
 };
 
@@ -75,6 +75,7 @@ impl Spec {
         };
         let endpoints = self.endpoints.iter().map(|one| SliceEndpoint {
             address: endpoint(family, one.last).ip(),
+            identity: Identity::of(None, endpoint(family, one.last).ip()),
             node_name: Some(if is_local(one.last) { NODE } else { "other" }.into()),
             ready: one.state == Is::Ready,
             serving: one.state != Is::NotReady,

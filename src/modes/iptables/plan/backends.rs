@@ -47,7 +47,7 @@ impl Backends {
                     address: endpoint.address,
                     chain: names::endpoint(shown, protocol, &text),
                     shown: text,
-                    weight: u32::from(endpoint.weight),
+                    weight: endpoint.share(),
                 };
                 (index, Rc::new(backend))
             })

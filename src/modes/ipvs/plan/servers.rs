@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use ipvs::{FALL_BACK, Forwarding as Way, HASH_PORTS, RealServer, ServerId};
 
-use super::{NodeContext, ROUND_ROBIN};
+use super::{NodeContext, ROUND_ROBIN, options::name_in_kernel};
 use crate::services::{Endpoint, Forwarding, ServicePort, SessionAffinity, TrafficPolicy};
 
 /// A virtual server with its real servers.
@@ -69,11 +69,13 @@ fn refuses_clients(scheduler: &str) -> bool {
 
 /// Returns the scheduler that `port` asks for, where Services that name none have `default`.
 pub fn asked_scheduler(port: &ServicePort, default: &Arc<str>) -> Arc<str> {
-    match &port.preferences().scheduler {
-        // As with kube-proxy, `mh` looks at ports as well.
-        Some(named) if **named == *"mh-port" => return "mh".into(),
-        Some(named) => return Arc::clone(named),
-        None => {}
+    if let Some(named) = &port.preferences().scheduler {
+        let known = name_in_kernel(named);
+        return if known == &**named {
+            Arc::clone(named)
+        } else {
+            known.into()
+        };
     }
     match port.scheduler(default) {
         asked if *asked == **default => Arc::clone(default),
@@ -132,7 +134,7 @@ impl<'a> SchedulingParameters<'a> {
             // node's own address as their source they would be dropped.
             let way = direct.filter(|_| !endpoint.local);
             let way = way.unwrap_or(Way::Masquerade);
-            RealServer::new(endpoint.address, endpoint.weight.into(), way)
+            RealServer::new(endpoint.address, endpoint.share(), way)
         };
         let leaves_out = refuses_clients(&self.scheduler)
             && endpoints.iter().any(|endpoint| endpoint.weight > 0);

@@ -13,7 +13,9 @@ pub fn unsupported(port: &ServicePort, node: &NodeContext) -> Vec<Reason> {
         let why = "IPVS cannot put a header before a connection's first byte; use userspace mode";
         Reason::new(Preferences::PROXY_PROTOCOL, why)
     });
-    let scheduler = scheduler(port, node).err();
+    let scheduler = scheduler(port, node);
+    let slow_start = Reason::of_slow_start(asked, scheduler.as_deref().unwrap_or(ROUND_ROBIN));
+    let scheduler = scheduler.err();
     let scheduler =
         scheduler.map(|why| Reason::new(Preferences::SCHEDULER, why).instead(ROUND_ROBIN));
     let not_direct = match asked.forwarding {
@@ -25,6 +27,7 @@ pub fn unsupported(port: &ServicePort, node: &NodeContext) -> Vec<Reason> {
         header,
         Reason::of_retry(asked),
         scheduler,
+        slow_start,
         Reason::of_hash_table_size(asked),
     ];
     own.into_iter()

@@ -77,7 +77,7 @@ impl Slots {
             .map_or(TABLE, NonZeroU32::get);
         let of = |indices: &[u32]| {
             let members = chosen(port, indices).into_iter().take(LOCAL as usize);
-            let members = members.map(|endpoint| (endpoint.address, endpoint.weight.into()));
+            let members = members.map(|endpoint| (endpoint.address, endpoint.share()));
             let members: Vec<(SocketAddr, u32)> = members.collect();
             if members.is_empty() {
                 return Taken::default();
@@ -119,16 +119,18 @@ fn room(taken: usize, before: u32) -> u32 {
 /// Returns how many slots each endpoint takes: its weight, divided as far as the ratios of the
 /// weights allow.
 fn shares(endpoints: &[&Endpoint]) -> Vec<(SocketAddr, u64)> {
-    let weights = || endpoints.iter().map(|endpoint| u64::from(endpoint.weight));
-    let divisor = weights().fold(0, greatest_common_divisor).max(1);
-    let sum = weights().sum::<u64>() / divisor;
+    // Of weights, so that the number of slots stays while shares grow.
+    let weights = endpoints.iter().map(|endpoint| u64::from(endpoint.weight));
+    let divisor = weights.fold(0, greatest_common_divisor).max(1);
+    let whole = |endpoint: &&Endpoint| u64::from(endpoint.share()) / divisor;
+    let sum = endpoints.iter().map(whole).sum::<u64>();
     let most = MOST.max(endpoints.len() as u64);
     let share = |endpoint: &&Endpoint| {
-        let weight = u64::from(endpoint.weight) / divisor;
+        let whole = whole(endpoint);
         let share = if sum > most {
-            ((weight * most + sum / 2) / sum).max(1)
+            ((whole * most + sum / 2) / sum).max(1)
         } else {
-            weight
+            whole
         };
         (endpoint.address, share)
     };

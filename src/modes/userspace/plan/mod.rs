@@ -320,7 +320,7 @@ fn targets(endpoints: &Endpoints, policy: TrafficPolicy) -> Vec<Target> {
         .filter_map(|&i| endpoints.all.get(i as usize))
         .map(|e| Target {
             address: e.address,
-            weight: e.weight.into(),
+            weight: e.share(),
         })
         .collect()
 }

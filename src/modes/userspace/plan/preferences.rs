@@ -46,7 +46,12 @@ pub fn unsupported(port: &ServicePort, default: SchedulerName) -> Vec<Reason> {
     let Some(preferences) = &port.preferences else {
         return Vec::new();
     };
-    let scheduler = scheduler(port, default).err();
+    let scheduler = scheduler(port, default);
+    let used = scheduler
+        .as_ref()
+        .map_or_else(|other| other.instead, |name| *name);
+    let slow_start = Reason::of_slow_start(preferences, used.as_str());
+    let scheduler = scheduler.err();
     let scheduler = scheduler
         .map(|used| Reason::new(Preferences::SCHEDULER, used.why).instead(used.instead.as_str()));
     let forwarding = match preferences.forwarding {
@@ -75,6 +80,7 @@ pub fn unsupported(port: &ServicePort, default: SchedulerName) -> Vec<Reason> {
     let table_size = Reason::of_hash_table_size(preferences);
     [
         scheduler,
+        slow_start,
         forwarding,
         drain_timeout,
         proxy_protocol,

@@ -7,8 +7,8 @@ use testing::cases;
 
 use super::*;
 use crate::services::{
-    Created, Hints, Port, Preferences, Serving, SessionAffinity, SliceEndpoint, SlicePort,
-    TrafficPolicy, Trigger,
+    Created, Hints, Identity, Port, Preferences, Serving, SessionAffinity, SliceEndpoint,
+    SlicePort, TrafficPolicy, Trigger,
 };
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
@@ -19,6 +19,14 @@ fn protocol(udp: u8) -> Protocol {
         Protocol::Udp
     } else {
         Protocol::Tcp
+    }
+}
+
+fn address(v6: bool, host: u8) -> IpAddr {
+    if v6 {
+        format!("fd00:1::{host}").parse().expect("ip")
+    } else {
+        [10, 1, 0, host].into()
     }
 }
 
@@ -138,11 +146,8 @@ fn any_slice() -> impl Strategy<Value = Event> {
             });
             let endpoints = endpoints.into_iter().map(
                 |(host, node, [ready, serving, terminating], zone, node_hint)| SliceEndpoint {
-                    address: if v6 {
-                        format!("fd00:1::{host}").parse().expect("ip")
-                    } else {
-                        [10, 1, 0, host].into()
-                    },
+                    address: address(v6, host),
+                    identity: Identity::of(None, address(v6, host)),
                     node_name: (node > 0).then(|| ["", "here", "there"][node].into()),
                     ready,
                     serving,
