@@ -247,7 +247,8 @@ fn remarks(port: &ServicePort, detail: Detail) -> Vec<(Tone, String)> {
 
 fn endpoint_line(endpoint: &Endpoint, detail: Detail) -> Option<(Tone, String)> {
     let starting = endpoint.starting.filter(|_| endpoint.in_use);
-    if endpoint.in_use && starting.is_none() && detail == Detail::Short {
+    let is_usual = starting.is_none() && !endpoint.last_ready;
+    if endpoint.in_use && is_usual && detail == Detail::Short {
         return None;
     }
     let mut line = endpoint.address.clone();
@@ -256,6 +257,9 @@ fn endpoint_line(endpoint: &Endpoint, detail: Detail) -> Option<(Tone, String)> 
     }
     match &endpoint.why {
         Some(why) => line.push_str(&format!(": not used: {why}")),
+        None if endpoint.last_ready => {
+            line.push_str(": in use, as one of the last that were ready")
+        }
         None => line.push_str(": in use"),
     }
     if let Some(percent) = starting {
@@ -268,7 +272,7 @@ fn endpoint_line(endpoint: &Endpoint, detail: Detail) -> Option<(Tone, String)> 
             endpoint.weight
         ));
     }
-    let tone = if endpoint.in_use {
+    let tone = if endpoint.in_use && !endpoint.last_ready {
         Tone::Good
     } else {
         Tone::Warning

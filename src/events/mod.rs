@@ -101,6 +101,17 @@ impl Event {
         }
     }
 
+    /// The Event that the last ready endpoints of `service` stay in use, as none is ready.
+    pub fn none_ready(service: ServiceName, note: String) -> Event {
+        Event {
+            regarding: Regarding::Service(service),
+            severity: Severity::Warning,
+            reason: "NoneReady",
+            action: "SyncService",
+            note,
+        }
+    }
+
     /// The Event that `service` requests something that this node cannot do; `note` has the request
     /// and the reason.
     pub fn unsupported(service: ServiceName, note: String) -> Event {

@@ -46,6 +46,8 @@ pub struct Metrics {
     pub(super) service_ports_failed: IntGauge,
     /// ServicePorts that lack an address which another one owns.
     pub(super) service_ports_conflicting: IntGauge,
+    /// ServicePorts whose endpoints are in use although none is ready.
+    pub(super) service_ports_none_ready: IntGauge,
     /// Syncs of a family that had no effect.
     failures: IntCounterVec,
     unwritten: UnwrittenRules,
@@ -183,6 +185,14 @@ impl Metrics {
                     "tripod_service_ports_conflicting",
                     "ServicePorts that are not served at an address that another one owns; Events \
                      name both.",
+                )?,
+            )?,
+            service_ports_none_ready: registered(
+                registry,
+                IntGauge::new(
+                    "tripod_service_ports_none_ready",
+                    "ServicePorts whose last ready endpoints are in use although none is ready; \
+                     Events name the Services.",
                 )?,
             )?,
             failures: counter(

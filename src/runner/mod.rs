@@ -9,6 +9,7 @@ mod conflicts;
 mod failures;
 pub mod health;
 mod history;
+mod last_ready;
 mod latency;
 pub mod metrics;
 mod no_local;
@@ -40,6 +41,7 @@ use self::{
     conflicts::Conflicts,
     failures::{Failing, LoggedFailures},
     health::Health,
+    last_ready::LastReady,
     latency::Triggers,
     metrics::{Metrics, SyncKind},
     no_local::NoLocalEndpoints,
@@ -96,6 +98,7 @@ pub struct Runner<M> {
     failures: LoggedFailures,
     preferences: ReportedPreferences,
     conflicts: Conflicts,
+    last_ready: LastReady,
     this_node: Option<ThisNode>,
     status: Arc<Status>,
     trimmer: Trimmer,
@@ -134,6 +137,7 @@ impl<M: Mode> Runner<M> {
             status: Arc::new(Status::new(preferences.shared(), progress)),
             preferences,
             conflicts: Conflicts::new(Recorder::nowhere()),
+            last_ready: LastReady::new(Recorder::nowhere()),
             this_node: None,
             trimmer: Trimmer::default(),
             questions,
@@ -145,7 +149,8 @@ impl<M: Mode> Runner<M> {
     /// addresses that other Services own.
     pub fn post_to(&mut self, recorder: Recorder) {
         self.preferences.post_to(recorder.clone());
-        self.conflicts = Conflicts::new(recorder);
+        self.conflicts = Conflicts::new(recorder.clone());
+        self.last_ready = LastReady::new(recorder);
     }
 
     /// Has the runner report that the object of the node `name` is not known, and what does not
@@ -217,8 +222,8 @@ impl<M: Mode> Runner<M> {
                 Some(question) = self.asked.recv() => self.answer(question).await,
                 () = self.trimmer.settled() => self.trimmer.trim_again(),
                 () = self.tracker.oddities_last() => self.tracker.log_lasting(),
-                () = self.tracker.shares_grow() => {
-                    let changes = self.tracker.grow();
+                () = self.tracker.time_passes() => {
+                    let changes = self.tracker.time_passed();
                     self.merge(changes, Events::default());
                     self.ask(&mut scheduler);
                 }
@@ -422,6 +427,9 @@ impl<M: Mode> Runner<M> {
             follower.synced(family, map, &changes);
         }
         self.conflicts.report(family, map, &changes);
+        self.last_ready.report(family, map, &changes);
+        let none_ready = self.last_ready.len();
+        self.metrics.service_ports_none_ready.set(none_ready as i64);
         let conflicting = self.conflicts.len();
         self.metrics
             .service_ports_conflicting

@@ -8,10 +8,12 @@ use std::{
 };
 
 use net::Family;
+use tokio::time::Instant;
 
 use super::{
     Absence, Endpoint, EndpointSlice, Service, ServicePort, ServicePortName, TrafficPolicy,
     extensions::DEFAULT_WEIGHT,
+    last_ready::InUse,
     owners::AddressOwnership,
     select::{Candidate, NodeWeights, ThisNode, Uses, select},
     service::{Port, Serving},
@@ -23,9 +25,24 @@ use super::{
 /// thousands of ports, and each has all endpoints of an EndpointSlice.
 const MOST_ENDPOINTS: usize = 262_144;
 
+/// What an endpoint's use depends on besides the objects: what it was before.
+pub(super) struct Changing<'a> {
+    /// The shares of endpoints that became ready; `None`: they have their weights at once.
+    pub(super) starts: Option<&'a Starts>,
+    /// Endpoints that count as ready, as none is.
+    pub(super) last_ready: InUse,
+}
+
+impl Changing<'_> {
+    /// Returns when this will be different although no object changes; `None`: never.
+    pub(super) fn next(&self) -> Option<Instant> {
+        let grown = self.starts.and_then(|starts| starts.next);
+        grown.into_iter().chain(self.last_ready.until).min()
+    }
+}
+
 /// Builds the ServicePorts of `service`: one for each port and family, with the addresses that they
-/// own. Endpoints that are `ejected` take no new connections; the shares of those that became ready
-/// grow if there are `starts`.
+/// own. Endpoints that are `ejected` take no new connections.
 pub(super) fn service_ports<'a>(
     service: &Service,
     slices: impl Iterator<Item = &'a EndpointSlice> + Clone,
@@ -33,7 +50,7 @@ pub(super) fn service_ports<'a>(
     weights: &NodeWeights,
     ownership: &AddressOwnership,
     ejected: &BTreeSet<SocketAddr>,
-    starts: Option<&Starts>,
+    changing: &Changing<'_>,
 ) -> Vec<ServicePort> {
     let Ok(serving) = &service.serving else {
         return Vec::new();
@@ -48,11 +65,12 @@ pub(super) fn service_ports<'a>(
             if serving.is_closed(family) {
                 close_external_ips(&mut service_port);
             }
-            let mut candidates = candidates(port, family, slices.clone(), node, weights, starts);
+            let mut candidates = candidates(port, family, slices.clone(), node, weights, changing);
             let are_too_many = candidates.len() > left;
             candidates.truncate(left);
             left -= candidates.len();
-            let ejected = if service_port.is_ejecting() {
+            let any_last_ready = candidates.iter().any(|one| one.endpoint.last_ready);
+            let ejected = if service_port.is_ejecting() || any_last_ready {
                 ejected
             } else {
                 &BTreeSet::new()
@@ -135,7 +153,7 @@ fn candidates<'a>(
     slices: impl Iterator<Item = &'a EndpointSlice>,
     node: &ThisNode,
     weights: &NodeWeights,
-    starts: Option<&Starts>,
+    changing: &Changing<'_>,
 ) -> Vec<Candidate<'a>> {
     let mut found = Vec::new();
     for slice in slices {
@@ -144,15 +162,18 @@ fn candidates<'a>(
                 if Family::of(&endpoint.address) != family {
                     continue;
                 }
+                let last_ready = changing.last_ready.endpoints.contains(&endpoint.identity);
                 found.push(Candidate {
                     endpoint: Endpoint {
                         address: SocketAddr::new(endpoint.address, target.port),
                         local: endpoint.node_name.as_ref() == Some(&node.name),
-                        ready: endpoint.ready,
+                        ready: endpoint.ready || last_ready,
                         serving: endpoint.serving,
                         terminating: endpoint.terminating,
                         weight: weight(slice, endpoint, weights),
-                        grown: starts
+                        last_ready,
+                        grown: changing
+                            .starts
                             .map(|starts| starts.grown(endpoint.identity))
                             .unwrap_or_default(),
                         node_name: endpoint.node_name.clone(),

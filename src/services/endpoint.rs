@@ -21,6 +21,8 @@ pub struct Endpoint {
     /// Its weight in the distribution of new connections; 0: none. [`Endpoint::share`] is what it
     /// has of them. It does not decide in which sets of [`Endpoints`] it is.
     pub weight: u16,
+    /// Whether it counts as ready although it is not, because it was one of the last that were.
+    pub last_ready: bool,
     /// How much of its weight it has.
     pub grown: Grown,
     /// Name of the node on which it runs; `None` if not known.
@@ -88,6 +90,14 @@ impl Endpoints {
         };
         let mut all = self.all.iter();
         self.has_any && all.any(|endpoint| endpoint.weight > 0 && takes(endpoint))
+    }
+
+    /// Returns how many endpoints are in use although they are not ready, because none is.
+    pub fn last_ready(&self) -> usize {
+        self.all
+            .iter()
+            .filter(|endpoint| endpoint.last_ready)
+            .count()
     }
 
     /// Returns whether some endpoint takes new connections from here.

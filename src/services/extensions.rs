@@ -58,6 +58,9 @@ pub struct Preferences {
     /// `tripod.proxy/slow-start`: how long the share of an endpoint that became ready grows; `None`
     /// if not given or malformed.
     pub slow_start: Option<Duration>,
+    /// `tripod.proxy/when-none-ready`: which endpoints are used when none is ready; `None` if not
+    /// given or malformed.
+    pub when_none_ready: Option<WhenNoneReady>,
     /// Annotations whose values cannot be parsed, each with the reason. They count as not given.
     pub malformed: Vec<(&'static str, String)>,
     /// Why the Service is not served at all its addresses: there are too many; `None` if it is.
@@ -88,6 +91,9 @@ impl Preferences {
     /// Annotation with the time for which the share of a new endpoint grows.
     pub const SLOW_START: &str = "tripod.proxy/slow-start";
 
+    /// Annotation that says which endpoints are used when none is ready.
+    pub const WHEN_NONE_READY: &str = "tripod.proxy/when-none-ready";
+
     /// The preferences of a Service that requests nothing.
     pub const NONE: Preferences = Preferences {
         scheduler: None,
@@ -100,9 +106,17 @@ impl Preferences {
         max_connections_per_client: None,
         hash_table_size: None,
         slow_start: None,
+        when_none_ready: None,
         malformed: Vec::new(),
         too_many_addresses: None,
     };
+}
+
+/// Which endpoints are used when none is ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhenNoneReady {
+    /// Those that were ready last.
+    Last,
 }
 
 /// How packets get from the node to an endpoint (`ip_vs.h`,
@@ -272,6 +286,10 @@ pub(super) fn preferences(
         max_connections_per_client: read.value(Preferences::MAX_CONNECTIONS_PER_CLIENT, most),
         hash_table_size: read.value(Preferences::HASH_TABLE_SIZE, table_size),
         slow_start: read.value(Preferences::SLOW_START, slow_start),
+        when_none_ready: read.value(Preferences::WHEN_NONE_READY, |value| match value {
+            "last" => Ok(WhenNoneReady::Last),
+            _ => Err("when-none-ready is last; no endpoint is used".to_owned()),
+        }),
         malformed,
         too_many_addresses,
     };
@@ -444,6 +462,7 @@ mod tests {
             (Preferences::MAX_CONNECTIONS_PER_CLIENT, "10"),
             (Preferences::HASH_TABLE_SIZE, "1021"),
             (Preferences::SLOW_START, "60s"),
+            (Preferences::WHEN_NONE_READY, "last"),
             ("other.example/scheduler", "sh"),
         ]);
         let expected = Preferences {
@@ -457,6 +476,7 @@ mod tests {
             max_connections_per_client: NonZeroU32::new(10),
             hash_table_size: NonZeroU32::new(1021),
             slow_start: Some(Duration::from_secs(60)),
+            when_none_ready: Some(WhenNoneReady::Last),
             malformed: vec![],
             too_many_addresses: None,
         };
@@ -495,6 +515,11 @@ mod tests {
             (Preferences::DRAIN_TIMEOUT, "30", "the unit is missing"),
             (Preferences::DRAIN_TIMEOUT, "-1s", "must not be negative"),
             (Preferences::SLOW_START, "60", "the unit is missing"),
+            (
+                Preferences::WHEN_NONE_READY,
+                "all",
+                "when-none-ready is last; no endpoint is used",
+            ),
             (
                 Preferences::SLOW_START,
                 "0s",

@@ -13,10 +13,12 @@ mod address_limit;
 mod assemble;
 mod by_name;
 mod changes;
+mod deadlines;
 mod endpoint;
 mod event;
 mod extensions;
 mod invalid;
+mod last_ready;
 mod names;
 mod namespaces;
 mod node;
@@ -45,7 +47,9 @@ pub use by_name::{ByName, Named};
 pub use changes::{Changes, LostAddresses, StaleAddresses, StaleEndpoint, StaleUdp};
 pub use endpoint::{Endpoint, Endpoints, NotUsed, Reach};
 pub use event::{Batch, Ejected, Event};
-pub use extensions::{DEFAULT_WEIGHT, Forwarding, Preferences, ProxyProtocol, Retry, WEIGHT};
+pub use extensions::{
+    DEFAULT_WEIGHT, Forwarding, Preferences, ProxyProtocol, Retry, WEIGHT, WhenNoneReady,
+};
 pub use invalid::{Invalid, Reduced};
 pub use names::Names;
 pub use namespaces::{Namespaces, namespace};

@@ -134,10 +134,12 @@ impl ServicePort {
         self.preferences.as_deref().unwrap_or(&NONE)
     }
 
-    /// Returns whether its endpoints get no new connections for a while when they do not answer.
+    /// Returns whether its endpoints get no new connections for a while when they do not answer:
+    /// because the Service wants it, or they are in use although they are not ready.
     /// Over UDP it is not visible whether one answers.
     pub fn is_ejecting(&self) -> bool {
-        self.preferences().eject == Some(true) && self.name.protocol == Protocol::Tcp
+        let is_asked = self.preferences().eject == Some(true) || self.endpoints.last_ready() > 0;
+        is_asked && self.name.protocol == Protocol::Tcp
     }
 
     /// The name of the scheduler that the Service requests, else `default`. If that is `rr`, which

@@ -8,7 +8,7 @@ use std::{
 };
 
 use hashbrown::{HashMap, HashSet};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use super::{EndpointSlice, ServiceName};
 
@@ -76,13 +76,7 @@ impl Identity {
 
 /// When the endpoints of Services with slow start became ready.
 #[derive(Debug, Default)]
-pub(super) struct SlowStarts {
-    services: HashMap<ServiceName, Starts>,
-    /// The Services some of whose shares grow, with the time of the next step.
-    growing: HashMap<ServiceName, Instant>,
-    /// No later than the first of these.
-    due: Option<Instant>,
-}
+pub(super) struct SlowStarts(HashMap<ServiceName, Starts>);
 
 /// The ready endpoints of a Service with slow start.
 #[derive(Debug)]
@@ -91,6 +85,8 @@ pub(super) struct Starts {
     /// When each began to grow; `None`: it has its weight.
     since: HashMap<Identity, Option<Instant>>,
     now: Instant,
+    /// When shares will have grown; `None` while none grows.
+    pub(super) next: Option<Instant>,
 }
 
 impl SlowStarts {
@@ -103,74 +99,48 @@ impl SlowStarts {
         duration: Option<Duration>,
         slices: impl Iterator<Item = &'a EndpointSlice>,
     ) -> Option<&Starts> {
-        let before = self.services.remove(service);
         let Some(duration) = duration else {
-            self.ended(service);
+            self.0.remove(service);
             return None;
         };
-        let known = before.map_or_else(HashMap::new, |before| before.since);
-        let endpoints = slices.flat_map(|slice| &slice.endpoints);
-        let ready = endpoints.filter(|endpoint| endpoint.ready);
-        let ready: HashSet<Identity> = ready.map(|endpoint| endpoint.identity).collect();
-        let all_are_new = !ready.iter().any(|endpoint| known.contains_key(endpoint));
         let now = Instant::now();
-        let since = |endpoint| match known.get(&endpoint) {
-            Some(since) => since.filter(|since| now - *since < duration),
-            None => (!all_are_new).then_some(now),
-        };
-        let since: HashMap<_, _> = ready.into_iter().map(|one| (one, since(one))).collect();
-        if since.values().any(Option::is_some) {
-            let pause = LEAST_PAUSE.max(duration / u32::from(PARTS - FIRST));
-            let next = self.growing.get(service).copied();
-            let next = next.filter(|next| *next > now).unwrap_or(now + pause);
-            self.growing.insert(service.clone(), next);
-            self.due = Some(self.due.map_or(next, |due| due.min(next)));
-        } else {
-            self.ended(service);
-        }
-        let starts = Starts {
+        let starts = self.0.entry_ref(service).or_insert_with(|| Starts {
             duration,
-            since,
+            since: HashMap::new(),
             now,
-        };
-        Some(
-            self.services
-                .entry(service.clone())
-                .insert(starts)
-                .into_mut(),
-        )
-    }
-
-    fn ended(&mut self, service: &ServiceName) {
-        self.growing.remove(service);
-        self.due = self.due.filter(|_| !self.growing.is_empty());
+            next: None,
+        });
+        starts.duration = duration;
+        starts.now = now;
+        starts.update(slices);
+        Some(starts)
     }
 
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        self.services.is_empty() && self.growing.is_empty()
-    }
-
-    /// Waits until shares have grown.
-    pub(super) async fn due(&self) {
-        match self.due {
-            Some(due) => sleep_until(due).await,
-            None => std::future::pending().await,
-        }
-    }
-
-    /// Takes the Services whose shares have grown, for the caller to have them observed again.
-    pub(super) fn due_now(&mut self) -> Vec<ServiceName> {
-        let now = Instant::now();
-        let due = self.growing.extract_if(|_, next| *next <= now);
-        let due = due.map(|(service, _)| service).collect();
-        let next = self.growing.values().min();
-        self.due = next.map(|next| (*next).max(now + LEAST_PAUSE));
-        due
+        self.0.is_empty()
     }
 }
 
 impl Starts {
+    fn update<'a>(&mut self, slices: impl Iterator<Item = &'a EndpointSlice>) {
+        let (now, duration) = (self.now, self.duration);
+        let endpoints = slices.flat_map(|slice| &slice.endpoints);
+        let ready = endpoints.filter(|endpoint| endpoint.ready);
+        let ready: HashSet<Identity> = ready.map(|endpoint| endpoint.identity).collect();
+        let known = std::mem::take(&mut self.since);
+        let all_are_new = !ready.iter().any(|endpoint| known.contains_key(endpoint));
+        let since = |endpoint| match known.get(&endpoint) {
+            Some(since) => since.filter(|since| now - *since < duration),
+            None => (!all_are_new).then_some(now),
+        };
+        self.since = ready.into_iter().map(|one| (one, since(one))).collect();
+        let grows = self.since.values().any(Option::is_some);
+        let step = LEAST_PAUSE.max(duration / u32::from(PARTS - FIRST));
+        let next = self.next.filter(|next| *next > now);
+        self.next = grows.then(|| next.unwrap_or(now + step));
+    }
+
     /// Returns how much of its weight an endpoint has.
     pub(super) fn grown(&self, endpoint: Identity) -> Grown {
         let age = match self.since.get(&endpoint) {

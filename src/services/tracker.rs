@@ -14,7 +14,9 @@ use tracing::{info, warn};
 use super::{
     ByName, Changes, Ejected, EndpointSlice, Event, Node, NotServed, Oddity, Service, ServiceCidr,
     ServiceMap, ServiceName, ServicePort, SliceName,
-    assemble::service_ports,
+    assemble::{Changing, service_ports},
+    deadlines::Deadlines,
+    last_ready::LastReady,
     oddity::Why,
     owners::AddressOwnership,
     passing::{LASTING, Passing},
@@ -36,6 +38,9 @@ pub struct Tracker {
     /// exist: a Service may be deleted and created again before the watcher of connections notices.
     ejected: HashMap<ServiceName, BTreeSet<SocketAddr>>,
     slow_starts: SlowStarts,
+    last_ready: LastReady,
+    /// When Services change although no object does.
+    deadlines: Deadlines,
     service_cidrs: BTreeMap<Arc<str>, Arc<ServiceCidr>>,
     /// Oddities that are logged if they last.
     passing: Passing,
@@ -71,6 +76,8 @@ impl Tracker {
             weights: NodeWeights::new(),
             ejected: HashMap::new(),
             slow_starts: SlowStarts::default(),
+            last_ready: LastReady::default(),
+            deadlines: Deadlines::default(),
             service_cidrs: BTreeMap::new(),
             passing: Passing::default(),
             ownership: AddressOwnership::default(),
@@ -154,15 +161,16 @@ impl Tracker {
         changes
     }
 
-    /// Waits until [`Tracker::grow`] should be called.
-    pub async fn shares_grow(&self) {
-        self.slow_starts.due().await;
+    /// Waits until [`Tracker::time_passed`] should be called.
+    pub async fn time_passes(&self) {
+        self.deadlines.due().await;
     }
 
-    /// Lets the shares of endpoints that became ready grow, and returns the resulting changes.
-    pub fn grow(&mut self) -> Changes {
-        let grown = self.slow_starts.due_now();
-        self.rebuild_all(grown)
+    /// Returns the changes that follow from the time alone: shares of endpoints that became ready
+    /// grow, and those that are not ready are used only for a while.
+    pub fn time_passed(&mut self) -> Changes {
+        let due = self.deadlines.take_due();
+        self.rebuild_all(due)
     }
 
     fn fold(&mut self, events: impl IntoIterator<Item = Event>) -> (Changes, Vec<Oddity>) {
@@ -341,13 +349,20 @@ impl Tracker {
         let slices = entry.slices.iter().map(|slice| &**slice);
         let preferences = entry.service.as_ref().and_then(|s| s.preferences.as_ref());
         let duration = preferences.and_then(|preferences| preferences.slow_start);
-        let starts = self.slow_starts.observe(name, duration, slices.clone());
+        let wanted = preferences.is_some_and(|preferences| preferences.when_none_ready.is_some());
+        let changing = Changing {
+            starts: self.slow_starts.observe(name, duration, slices.clone()),
+            last_ready: self.last_ready.observe(name, wanted, slices.clone()),
+        };
+        self.deadlines.set(name, changing.next());
         let made = entry.service.as_ref().map_or_else(Vec::new, |service| {
             let (this, weights) = (&self.this, &self.weights);
             let none = BTreeSet::new();
             let ejected = self.ejected.get(name).unwrap_or(&none);
             let ownership = &self.ownership;
-            service_ports(service, slices, this, weights, ownership, ejected, starts)
+            service_ports(
+                service, slices, this, weights, ownership, ejected, &changing,
+            )
         });
 
         let mut ports = Vec::with_capacity(made.len());

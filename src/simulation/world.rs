@@ -44,6 +44,7 @@ pub(super) struct Spec {
     external_local: bool,
     affinity: bool,
     scheduler: Option<&'static str>,
+    slow_start: bool,
     endpoints: Vec<Endpoint>,
 }
 
@@ -245,6 +246,7 @@ impl Spec {
             external_local: random.chance(400),
             affinity: random.chance(250),
             scheduler: random.one(&[None, None, None, Some("rr"), Some("sh")]),
+            slow_start: random.chance(250),
             endpoints,
         }
     }
@@ -263,6 +265,7 @@ impl Spec {
             3 => {
                 next.affinity = other.affinity;
                 next.scheduler = other.scheduler;
+                next.slow_start = other.slow_start;
             }
             4 => {
                 next.node_port = other.node_port;

@@ -122,6 +122,10 @@ pub struct Endpoint {
     /// How many percent of its weight it has, while its share grows after it became ready; `None` if
     /// it has all of it.
     pub starting: Option<u8>,
+    /// Whether it counts as ready although it is not, because it was one of the last that were.
+    /// Earlier versions do not have this field.
+    #[serde(default)]
+    pub last_ready: bool,
     /// Whether it gets new connections on this node.
     pub in_use: bool,
     /// Why it gets no new connections; `None` if it does.

@@ -68,6 +68,7 @@ pub fn endpoint(address: impl Into<SocketAddr>) -> Endpoint {
         serving: true,
         terminating: false,
         weight: 1,
+        last_ready: false,
         grown: tripod::services::Grown::default(),
         node_name: None,
     }

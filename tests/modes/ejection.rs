@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::probe::default_mode;
+use super::{probe::default_mode, started};
 use crate::lab::{
     Capture, Host, Lab, Service, Tripod, ask, ask_within, eventually, figure, run, say, tcp,
     tripod_binary,
@@ -41,16 +41,7 @@ fn with_each_mode_after(prepare: impl Fn(&Host), test: impl Fn(&str, &mut Lab, &
             prepare(&lab.node);
             let web = Service::new("web", 1).annotated("tripod.proxy/eject", "true");
             lab.publish_all(&web);
-            let mut command = lab.node.command(tripod_binary());
-            command
-                .args([&format!("--proxy-mode={mode}"), "--strict-proxy-mode"])
-                .arg("--manifests")
-                .arg(lab.manifests())
-                .arg("--hostname-override=node")
-                // Pods are on one bridge: their answers have to come through the node.
-                .arg("--masquerade-all")
-                .arg("--metrics-bind-address=127.0.0.1:10249");
-            let tripod = Tripod::start_on(&lab.node, command);
+            let tripod = started(&lab, mode);
             for to in web.cluster() {
                 eventually("the Service", Duration::from_secs(10), || {
                     ask(&lab.client, to).map_err(|error| error.to_string())

@@ -10,6 +10,8 @@ fn guest_full_modes() {
         "modes::choosing::",
         "modes::example::",
         "modes::links::",
+        "modes::slow_start::",
+        "modes::none_ready::",
         "modes::switching::modes::",
     ];
     uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);

@@ -477,6 +477,9 @@ impl Way<'_> {
             share: is_known.then(|| weight(endpoint) / whole),
         });
         self.explanation.candidates = candidates.collect();
+        if chosen.iter().any(|endpoint| endpoint.last_ready) {
+            self.step("no endpoint is ready: those that were ready last are used".to_owned());
+        }
         let count = match chosen.len() {
             1 => "1 endpoint takes connections".to_owned(),
             count => format!("{count} endpoints take connections: {}", selection.words()),

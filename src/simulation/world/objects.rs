@@ -1,6 +1,6 @@
 //! The cluster as objects, and the events that remove them.
 
-use std::{net::IpAddr, num::NonZeroU32, sync::Arc};
+use std::{net::IpAddr, num::NonZeroU32, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
 use net::Family;
@@ -59,10 +59,14 @@ impl Spec {
             external_traffic_policy: policy(self.external_local),
             health_check_node_port: None,
         };
-        let preferences = self.scheduler.map(|scheduler| {
+        let preferences = (self.scheduler.is_some() || self.slow_start).then(|| {
             Arc::new(Preferences {
-                scheduler: Some(scheduler.into()),
-                hash_table_size: NonZeroU32::new(7),
+                scheduler: self.scheduler.map(Into::into),
+                hash_table_size: self.scheduler.and(NonZeroU32::new(7)),
+                // So long that no share grows meanwhile.
+                slow_start: self
+                    .slow_start
+                    .then_some(Duration::from_secs(1_000_000_000)),
                 ..Preferences::default()
             })
         });

@@ -59,6 +59,27 @@ pub fn cases() -> Vec<Case> {
         .calls(ClusterIp)
         .sees(each(ALL)),
         case(
+            "Slow start: an endpoint that became ready gets a tenth of its share",
+            cluster_ip([A]).annotated("tripod.proxy/slow-start", "1h"),
+        )
+        .then("B becomes ready", |web| web.on([A, B]))
+        .when(Pod)
+        .calls(ClusterIp)
+        .sees(shares([(A, 10), (B, 1)]))
+        .but(
+            ipvs_without_wrr,
+            Why::RoundRobinInstead,
+            equal_shares([A, B]),
+        ),
+        case(
+            "No endpoint is ready: those that were ready last are used",
+            cluster_ip([A, B]).annotated("tripod.proxy/when-none-ready", "last"),
+        )
+        .then("none is ready", |web| web.with([unready(A), unready(B)]))
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .sees(each([A, B])),
+        case(
             "kube-router.io/service.scheduler is understood",
             cluster_ip(ALL).annotated("kube-router.io/service.scheduler", "sh"),
         )

@@ -1,6 +1,6 @@
 //! Random ServicePorts with all that the API has, and random options.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use net::{Family, Protocol};
 
@@ -12,7 +12,7 @@ use crate::{
     kernel::probe::NftPart,
     modes::detect_local::DetectLocal,
     services::{
-        Endpoint, Endpoints, Namespaces, ServicePort, TrafficPolicy,
+        Endpoint, Endpoints, Grown, Namespaces, ServicePort, TrafficPolicy,
         service_ports::{self, service_port},
     },
 };
@@ -20,6 +20,11 @@ use crate::{
 /// How many ServicePorts there may be, numbered from 0 on. Two each are of one
 /// Service and have its addresses.
 pub const PORTS: u16 = 6;
+
+/// How far an endpoint has grown after so many tenths of its slow start.
+fn tenths(tenths: u64) -> Grown {
+    Grown::after(Duration::from_secs(tenths), Duration::from_secs(10))
+}
 
 /// A number whose digits make choices; 0 makes the simplest ones.
 struct Choices(u128);
@@ -137,6 +142,7 @@ fn endpoints(family: Family, choices: &mut Choices) -> Endpoints {
         ]);
         let node_name = choices.one(&[Some("other"), Some("node"), None]);
         let weight = choices.one(&[1, 1, 0, 2, 3]);
+        let grown = choices.one(&[None, None, Some(0), Some(3), Some(9)]);
         if condition == Absent {
             continue;
         }
@@ -148,6 +154,7 @@ fn endpoints(family: Family, choices: &mut Choices) -> Endpoints {
             local: node_name == Some("node"),
             node_name: node_name.map(Into::into),
             weight,
+            grown: grown.map_or_else(Grown::default, tenths),
             ..service_ports::endpoint((ip(family, 244, last), 8080))
         });
         conditions.push(condition);

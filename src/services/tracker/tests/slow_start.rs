@@ -39,14 +39,14 @@ fn shares(tracker: &Tracker, service: &str) -> Vec<u32> {
 /// Lets a tenth of the time pass and shares grow.
 async fn after_six_seconds(tracker: &mut Tracker) -> Changes {
     advance(Duration::from_secs(6)).await;
-    tracker.shares_grow().await;
-    tracker.grow()
+    tracker.time_passes().await;
+    tracker.time_passed()
 }
 
 /// Returns whether no share grows any more.
 async fn is_at_rest(tracker: &Tracker) -> bool {
     let long = Duration::from_secs(600);
-    tokio::time::timeout(long, tracker.shares_grow())
+    tokio::time::timeout(long, tracker.time_passes())
         .await
         .is_err()
 }
@@ -84,8 +84,8 @@ async fn steps_come_at_a_bounded_rate() {
     }
     let (begun, mut steps) = (tokio::time::Instant::now(), 0);
     while begun.elapsed() < Duration::from_secs(59) {
-        tracker.shares_grow().await;
-        tracker.grow();
+        tracker.time_passes().await;
+        tracker.time_passed();
         steps += 1;
     }
     assert!((30..=37).contains(&steps), "{steps} steps in a minute");
