@@ -110,6 +110,6 @@ fn it_grows_to_the_whole_weight() {
         }
         let last = seen.last().map(|(.., share)| *share);
         assert_eq!(last, Some(0.5), "{mode}: {seen:?}");
-        assert!(seen.len() > 20, "{mode}: {seen:?}");
+        assert!(seen.len() > 3, "{mode}: {seen:?}");
     });
 }
