@@ -146,7 +146,7 @@ impl<P> FamilyState<P> {
         report: &mut SyncReport,
     ) {
         let came_in_force = self.failed_before.over(&self.failed);
-        self.flows.came_in_force(came_in_force, map);
+        self.flows.came_in_force(came_in_force);
         self.flows.clear(family, map, changes, metrics).await;
         self.report(report);
         report.unfinished.extend(self.flows.unfinished());

@@ -16,7 +16,7 @@ pub struct Yielding {
     handover: Handover,
     /// Whether the objects in the kernel may be another process's.
     yields: bool,
-    /// UDP flows that became stale since then: the other process may end before it deletes
+    /// Flows that became stale since then: the other process may end before it deletes
     /// them.
     stale: PerFamily<Changes>,
 }
@@ -30,8 +30,7 @@ fn is_whole(asked: Asked<'_>) -> bool {
 /// Returns only the stale flows of `changes`.
 fn only_stale(changes: &Changes) -> Changes {
     Changes {
-        stale_udp: changes.stale_udp.clone(),
-        begun: changes.begun.clone(),
+        stale: changes.stale.clone(),
         ..Changes::default()
     }
 }
@@ -103,7 +102,7 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use crate::services::service_ports::port_name;
+    use crate::services::{Former, service_ports::port_name};
 
     /// The number of stale flows of a sync, and in how many families it takes back the kernel;
     /// `None`: it writes nothing.
@@ -115,7 +114,7 @@ mod tests {
         let writing = handover.capturing().await;
         let due = yielding.due(writing.is_some(), &ServiceMap::default(), asked)?;
         let changes = || due.iter().filter_map(|(_, changes)| changes.as_deref());
-        let stale = changes().map(|changes| changes.stale_udp.revived.len());
+        let stale = changes().map(|changes| changes.stale.ports.len());
         let taken_back = changes().filter(|changes| changes.taken_back);
         Some((stale.sum(), taken_back.count()))
     }
@@ -130,16 +129,18 @@ mod tests {
     async fn who_gave_way_writes_again_with_a_full_sync_when_the_other_is_gone() {
         let handover = &Handover::of_rules();
         let yielding = &mut Yielding::new(handover.clone());
-        let mut changes = Changes::default();
-        changes.stale_udp.revived.push(port_name("dns:udp"));
+        let [changes, later] = ["dns:udp", "quic:udp"].map(|stale| {
+            let mut changes = Changes::default();
+            let former = Former::default();
+            changes.stale.ports.insert(port_name(stale), former);
+            changes
+        });
         let full = Changes {
             full: true,
             ..Changes::default()
         };
-        let (some, all): (Asked<'_>, Asked<'_>) = (
-            PerFamily::each(|_| Some(&changes)),
-            PerFamily::each(|_| Some(&full)),
-        );
+        let [some, later, all]: [Asked<'_>; 3] =
+            [&changes, &later, &full].map(|changes| PerFamily::each(|_| Some(changes)));
         let families = Family::ALL.len();
         assert_eq!(sync(yielding, handover, some).await, Some((families, 0)));
         assert!(is_due(yielding).await, "what others change counts");
@@ -153,7 +154,7 @@ mod tests {
 
         drop(successor);
         assert!(is_due(yielding).await, "a sync is due");
-        let done = sync(yielding, handover, some).await;
+        let done = sync(yielding, handover, later).await;
         assert_eq!(done, None, "all is to be compared first");
         // With what became stale meanwhile; what the other process wrote is no damage.
         let done = sync(yielding, handover, all).await;

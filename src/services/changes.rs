@@ -1,9 +1,9 @@
 //! Changes of the service map by a batch of events.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
 
 use hashbrown::{HashMap, HashSet};
-use net::{PerFamily, Protocol};
+use net::{Frontend, PerFamily, Protocol};
 
 use super::{Endpoint, ServiceMap, ServicePort, ServicePortName};
 
@@ -20,55 +20,34 @@ pub struct Changes {
     /// Whether the state of the kernel was written by another Tripod, which has ended: differences
     /// are no damage.
     pub taken_back: bool,
-    /// UDP flows that the kernel would continue to send to addresses without a serving endpoint.
-    pub stale_udp: StaleUdp,
-    /// ServicePorts of other protocols that became reachable, or reachable at more addresses:
-    /// connections to them that began earlier, and were not answered, go elsewhere.
-    pub begun: HashSet<ServicePortName>,
+    /// Flows that the kernel may continue to send elsewhere than to the endpoints that serve now.
+    pub stale: Stale,
 }
 
-/// UDP flows whose connection-tracking entries outlive the endpoint or address that they translate
-/// to: an entry stays as long as the client continues to use its socket, so only its deletion makes
-/// the client's next packet follow the new rules.
+/// ServicePorts whose flows may be stale: a connection-tracking entry outlives the endpoint or
+/// address that it translates to. That of a UDP flow stays for as long as the client continues to
+/// use its socket, so only its deletion makes the client's next packet follow the new rules.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct StaleUdp {
-    /// Endpoints that no longer serve: flows from addresses of the ServicePort to that endpoint are
-    /// stale.
-    pub endpoints: Vec<StaleEndpoint>,
-    /// ServicePorts that lost an address (cluster, external or load-balancer IP), their port or
-    /// their node port: flows to these are stale.
-    pub addresses: Vec<StaleAddresses>,
-    /// ServicePorts that are new, gained reachable endpoints after having none, or gained
-    /// addresses: flows to their addresses that were recorded meanwhile, or before this process
-    /// started, go elsewhere than to the endpoints that serve now.
-    pub revived: Vec<ServicePortName>,
+pub struct Stale {
+    /// These ServicePorts.
+    pub ports: HashMap<ServicePortName, Former>,
+    /// Whether all other ServicePorts count as begun as well.
+    pub all: bool,
 }
 
-/// An endpoint that no longer serves.
-#[derive(Clone, Debug, PartialEq)]
-pub struct StaleEndpoint {
-    /// The ServicePort as it was when the endpoint served.
-    pub port: Arc<ServicePort>,
-    /// Address and port of the endpoint.
-    pub address: SocketAddr,
-}
-
-/// The addresses and ports that a ServicePort lost.
-#[derive(Clone, Debug, PartialEq)]
-pub struct StaleAddresses {
-    /// The ServicePort as it was before.
-    pub port: Arc<ServicePort>,
-    /// Addresses and ports at which it is no longer served.
-    pub lost: LostAddresses,
-}
-
-/// Addresses and ports at which a ServicePort is no longer served.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct LostAddresses {
-    /// Addresses and ports on which it was served.
-    pub services: Vec<SocketAddr>,
-    /// The node port on which it was served; `None` if it lost none.
-    pub node_port: Option<u16>,
+/// Where flows of one ServicePort may still go. They are compared with the endpoints that serve when
+/// they are deleted.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Former {
+    /// Frontends at which a UDP port is no longer served.
+    pub lost: BTreeSet<Frontend>,
+    /// Endpoints of a UDP port that no longer serve, at all or at its former node port.
+    pub gone: BTreeSet<SocketAddr>,
+    /// Whether it may have been called before it was served: it is new, gained reachable endpoints
+    /// after having none, or gained frontends. Flows that were recorded meanwhile, or before this
+    /// process started, go elsewhere than to the endpoints that serve now. Those of TCP and SCTP
+    /// matter only if they were not answered.
+    pub begun: bool,
 }
 
 impl Changes {
@@ -79,8 +58,7 @@ impl Changes {
         self.full |= later.full;
         self.retry |= later.retry;
         self.taken_back |= later.taken_back;
-        self.stale_udp.merge(later.stale_udp);
-        self.begun.extend(later.begun);
+        self.stale.merge(later.stale);
     }
 
     /// Splits these changes by family. `full` and `retry` concern both.
@@ -89,30 +67,18 @@ impl Changes {
             full: self.full,
             retry: self.retry,
             taken_back: self.taken_back,
+            stale: Stale {
+                all: self.stale.all,
+                ..Stale::default()
+            },
             ..Changes::default()
         });
         for name in self.ports {
             families.get_mut(name.family).ports.insert(name);
         }
-        for name in self.begun {
-            families.get_mut(name.family).begun.insert(name);
-        }
-        let StaleUdp {
-            endpoints,
-            addresses,
-            revived,
-        } = self.stale_udp;
-        for endpoint in endpoints {
-            let stale = &mut families.get_mut(endpoint.port.name.family).stale_udp;
-            stale.endpoints.push(endpoint);
-        }
-        for lost in addresses {
-            let stale = &mut families.get_mut(lost.port.name.family).stale_udp;
-            stale.addresses.push(lost);
-        }
-        for name in revived {
-            let stale = &mut families.get_mut(name.family).stale_udp;
-            stale.revived.push(name);
+        for (name, former) in self.stale.ports {
+            let stale = &mut families.get_mut(name.family).stale;
+            stale.ports.insert(name, former);
         }
         families
     }
@@ -125,16 +91,12 @@ impl Changes {
             self.ports.clear();
             self.full = true;
         }
-        if self.begun.len() > map.len() + MOST_WAITING {
-            self.begun.retain(|name| map.get(name).is_some());
-        }
-        self.stale_udp.bound(map);
+        self.stale.bound();
     }
 
     /// Returns whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
-        let nothing_changed = self.ports.is_empty() && self.begun.is_empty();
-        nothing_changed && !self.full && !self.retry && self.stale_udp == StaleUdp::default()
+        self.ports.is_empty() && !self.full && !self.retry && self.stale == Stale::default()
     }
 
     /// Records that a ServicePort changed from `old` to `new`.
@@ -147,87 +109,85 @@ impl Changes {
             return;
         };
         self.ports.insert(name.clone());
-        if name.protocol == Protocol::Udp {
-            self.stale_udp.record(old, new);
-        } else {
-            let begun = new.filter(|new| begins_to_be_served(old, new));
-            self.begun.extend(begun.map(|port| port.name.clone()));
+        let former = Former::of(name.protocol, old, new);
+        if former != Former::default() {
+            self.stale.add(name.clone(), former);
         }
     }
 }
 
-/// Maximum number of names of waiting ServicePorts beyond those that exist, and of waiting UDP
-/// flows, before they are condensed.
-const MOST_WAITING: usize = 10_000;
+/// Maximum number of names of waiting ServicePorts beyond those that exist, and of frontends and
+/// endpoints that may be stale.
+pub const MOST_WAITING: usize = 10_000;
 
-/// Maximum number of waiting endpoints of one ServicePort; beyond that all its flows are compared
-/// with the endpoints that serve.
+/// Maximum number of endpoints of one ServicePort that may be stale, once there are too many.
 const MOST_OF_ONE_PORT: usize = 100;
 
-impl StaleUdp {
-    fn merge(&mut self, later: StaleUdp) {
-        self.endpoints.extend(later.endpoints);
-        self.addresses.extend(later.addresses);
-        self.revived.extend(later.revived);
+impl Stale {
+    /// Adds what became stale later.
+    pub fn merge(&mut self, later: Stale) {
+        self.all |= later.all;
+        for (name, later) in later.ports {
+            self.add(name, later);
+        }
     }
 
-    /// Condenses the waiting flows if there are many. For a ServicePort in `map`, all flows to
-    /// endpoints that do not serve are stale, so its endpoints need not be listed. For others the
-    /// oldest are dropped: their flows end by themselves unless the client continues to send to a
-    /// Service that is gone.
-    fn bound(&mut self, map: &ServiceMap) {
-        if self.endpoints.len() + self.addresses.len() + self.revived.len() <= MOST_WAITING {
-            return;
-        }
-        let mut counts: HashMap<ServicePortName, usize> = HashMap::new();
-        for StaleEndpoint { port, .. } in &self.endpoints {
-            *counts.entry(port.name.clone()).or_default() += 1;
-        }
-        counts.retain(|name, count| *count > MOST_OF_ONE_PORT && map.get(name).is_some());
-        self.endpoints
-            .retain(|stale| !counts.contains_key(&stale.port.name));
-        self.revived.extend(counts.into_keys());
-        self.revived.retain(|name| map.get(name).is_some());
-        self.revived.sort_unstable();
-        self.revived.dedup();
-        let mut seen = HashSet::new();
-        // The latest first: it has the last state of the Service.
-        self.endpoints.reverse();
-        self.endpoints
-            .retain(|stale| seen.insert((stale.port.name.clone(), stale.address)));
-        self.endpoints.truncate(MOST_WAITING);
-        self.endpoints.reverse();
-        let mut seen = HashSet::new();
-        self.addresses.reverse();
-        self.addresses
-            .retain(|stale| seen.insert((stale.port.name.clone(), stale.lost.clone())));
-        self.addresses.truncate(MOST_WAITING);
-        self.addresses.reverse();
+    fn add(&mut self, name: ServicePortName, later: Former) {
+        let former = self.ports.entry(name).or_default();
+        former.lost.extend(later.lost);
+        former.gone.extend(later.gone);
+        former.begun |= later.begun;
     }
 
-    fn record(&mut self, old: Option<&Arc<ServicePort>>, new: Option<&Arc<ServicePort>>) {
-        if let Some(old) = old {
-            let all = new.map_or(&[][..], |new| &new.endpoints.all);
-            for gone in old.endpoints.all.iter().filter(|old| old.may_have_flows()) {
-                if !may_have_flows(all, gone.address) {
-                    self.endpoints.push(StaleEndpoint {
-                        port: Arc::clone(old),
-                        address: gone.address,
-                    });
-                }
-            }
-            let lost = missing(old, new.map(|new| &**new));
-            if lost != LostAddresses::default() {
-                self.addresses.push(StaleAddresses {
-                    port: Arc::clone(old),
-                    lost,
-                });
-            }
+    /// Limits what waits to be deleted. If there is more, all flows to frontends that are served
+    /// are compared with the endpoints that serve, so only lost frontends need be named. Returns
+    /// how many of these were dropped: flows to them end by themselves unless the client continues
+    /// to send to a Service that is gone.
+    pub fn bound(&mut self) -> usize {
+        let size = |former: &Former| 1 + former.lost.len() + former.gone.len();
+        if self.ports.values().map(size).sum::<usize>() <= MOST_WAITING {
+            return 0;
         }
-        if let Some(new) = new
-            && (old.is_none() || begins_to_be_served(old, new))
-        {
-            self.revived.push(new.name.clone());
+        self.all = true;
+        let mut lost = 0;
+        self.ports.retain(|_, former| {
+            former.lost.retain(|_| {
+                lost += 1;
+                lost <= MOST_WAITING
+            });
+            while former.gone.len() > MOST_OF_ONE_PORT {
+                former.gone.pop_first();
+            }
+            !former.lost.is_empty()
+        });
+        lost.saturating_sub(MOST_WAITING)
+    }
+}
+
+impl Former {
+    fn of(
+        protocol: Protocol,
+        old: Option<&Arc<ServicePort>>,
+        new: Option<&Arc<ServicePort>>,
+    ) -> Former {
+        if protocol != Protocol::Udp {
+            return Former {
+                begun: new.is_some_and(|new| begins_to_be_served(old, new)),
+                ..Former::default()
+            };
+        }
+        let lost = missing(old, new);
+        let lost_node_port = lost.iter().any(|at| at.address.is_none());
+        let all = new.map_or(&[][..], |new| &new.endpoints.all);
+        let former = old.map_or(&[][..], |old| &old.endpoints.all);
+        let former = former.iter().filter(|old| old.may_have_flows());
+        let gone = former
+            .map(|old| old.address)
+            .filter(|address| lost_node_port || !may_have_flows(all, *address));
+        Former {
+            lost,
+            gone: gone.collect(),
+            begun: new.is_some_and(|new| old.is_none() || begins_to_be_served(old, new)),
         }
     }
 }
@@ -237,7 +197,7 @@ impl StaleUdp {
 /// still goes there.
 fn begins_to_be_served(old: Option<&Arc<ServicePort>>, new: &Arc<ServicePort>) -> bool {
     let reaches = |port: &Arc<ServicePort>| port.endpoints.any_taken_here();
-    let gained = || missing(new, old.map(|old| &**old)) != LostAddresses::default();
+    let gained = || !missing(Some(new), old).is_empty();
     reaches(new) && (!old.is_some_and(reaches) || gained())
 }
 
@@ -247,19 +207,85 @@ fn may_have_flows(endpoints: &[Endpoint], address: SocketAddr) -> bool {
         .is_ok_and(|at| endpoints[at].may_have_flows())
 }
 
-/// Returns the addresses at which `one` is served and `other` is not.
-fn missing(one: &ServicePort, other: Option<&ServicePort>) -> LostAddresses {
-    let addresses = |port: &ServicePort| -> Vec<SocketAddr> {
-        let addresses = port.addresses();
-        addresses.map(|ip| SocketAddr::new(ip, port.port)).collect()
-    };
-    let common = other.map(addresses).unwrap_or_default();
-    let mut services = addresses(one);
-    services.retain(|address| !common.contains(address));
-    LostAddresses {
-        services,
-        node_port: one
-            .node_port
-            .filter(|port| other.and_then(|other| other.node_port) != Some(*port)),
+/// Returns the frontends at which `one` is served and `other` is not.
+fn missing(one: Option<&Arc<ServicePort>>, other: Option<&Arc<ServicePort>>) -> BTreeSet<Frontend> {
+    let frontends = |port: &Arc<ServicePort>| port.frontends().collect::<BTreeSet<_>>();
+    let [one, other] = [one, other].map(|port| port.map(frontends).unwrap_or_default());
+    &one - &other
+}
+
+#[cfg(test)]
+mod tests {
+    use net::Family;
+
+    use super::*;
+    use crate::services::service_ports::port_name;
+
+    fn at(number: usize) -> Frontend {
+        let [.., high, low] = number.to_be_bytes();
+        Frontend::service(Protocol::Udp, [10, 0, high, low].into(), 53)
+    }
+
+    fn endpoint(number: usize) -> SocketAddr {
+        let [.., high, low] = number.to_be_bytes();
+        SocketAddr::from(([10, 1, high, low], 53))
+    }
+
+    /// A ServicePort that lost frontends, and endpoints that are gone.
+    fn stale(name: &str, lost: impl IntoIterator<Item = Frontend>, gone: usize) -> Stale {
+        let former = Former {
+            lost: lost.into_iter().collect(),
+            gone: (0..gone).map(endpoint).collect(),
+            begun: false,
+        };
+        Stale {
+            ports: [(port_name(name), former)].into_iter().collect(),
+            all: false,
+        }
+    }
+
+    #[test]
+    fn what_waits_of_one_port_is_added_up() {
+        let mut both = stale("dns:udp", [at(1)], 1);
+        both.merge(stale("dns:udp", [at(2)], 2));
+        assert_eq!(both, stale("dns:udp", [at(1), at(2)], 2));
+        both.merge(Stale {
+            all: true,
+            ..Stale::default()
+        });
+        assert!(both.all && both.ports.len() == 1);
+    }
+
+    #[test]
+    fn nothing_is_lost_of_more_endpoints_than_are_named() {
+        let node_port = Frontend::node_port(Protocol::Udp, Family::V4, 30_053);
+        let mut waiting = stale("served:udp", [], MOST_WAITING / 2);
+        waiting.merge(stale("gone:udp", [node_port], MOST_WAITING / 2 - 3));
+        let before = waiting.clone();
+        assert_eq!((waiting.bound(), &waiting), (0, &before));
+        waiting.merge(stale("served:udp", [], MOST_WAITING / 2 + 1));
+        assert_eq!(waiting.bound(), 0);
+        assert!(waiting.all, "a comparison stands for those that are served");
+        let named = waiting
+            .ports
+            .iter()
+            .map(|(name, former)| (name, former.gone.len()));
+        assert!(named.eq([(&port_name("gone:udp"), MOST_OF_ONE_PORT)]));
+    }
+
+    #[test]
+    fn nothing_is_lost_of_more_frontends_than_are_named() {
+        let mut waiting = stale("gone:udp", (1..MOST_WAITING).map(at), 0);
+        assert_eq!(waiting.bound(), 0);
+        assert!(!waiting.all);
+        waiting.merge(stale("served:udp", [], 10));
+        assert_eq!(waiting.bound(), 0, "a comparison stands for the other");
+        assert!(waiting.all && waiting.ports.len() == 1);
+        waiting.merge(stale("gone:udp", (0..MOST_WAITING + 3).map(at), 0));
+        assert_eq!(waiting.bound(), 3, "too many are gone");
+        assert_eq!(
+            waiting.ports[&port_name("gone:udp")].lost.len(),
+            MOST_WAITING
+        );
     }
 }

@@ -44,7 +44,7 @@ pub(crate) mod service_ports;
 
 pub use absence::{Absence, Missing};
 pub use by_name::{ByName, Named};
-pub use changes::{Changes, LostAddresses, StaleAddresses, StaleEndpoint, StaleUdp};
+pub use changes::{Changes, Former, MOST_WAITING, Stale};
 pub use endpoint::{Endpoint, Endpoints, NotUsed, Reach};
 pub use event::{Batch, Ejected, Event};
 pub use extensions::{

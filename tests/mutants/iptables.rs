@@ -82,7 +82,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     unnoticed(
         noticed(
             STATE,
-            "        self.flows.came_in_force(came_in_force, map);",
+            "        self.flows.came_in_force(came_in_force);",
             "        drop(came_in_force);",
             "UDP clients that called while a Service was refused bypass it",
         ),
@@ -174,7 +174,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         FAMILY,
-        "                self.state.flows.rules_were_missing(self.family, map);",
+        "                self.state.flows.rules_were_missing();",
         "",
         "UDP clients that called while rules were missing are led past them",
     ),

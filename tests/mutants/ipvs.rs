@@ -102,13 +102,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         STATE,
-        "        self.flows.came_in_force(came_in_force, map);",
+        "        self.flows.came_in_force(came_in_force);",
         "        drop(came_in_force);",
         "UDP clients that called while a Service was not applied bypass it",
     ),
     noticed(
         FAMILY,
-        "            self.state.flows.rules_were_missing(self.family, map);",
+        "            self.state.flows.rules_were_missing();",
         "",
         "UDP clients that called while virtual servers were missing are led past them",
     ),

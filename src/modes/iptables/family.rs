@@ -189,13 +189,13 @@ impl ServedFamily {
         if done.observed {
             let is_suspect = self.watch.take_suspect();
             if is_suspect || done.transactions > 0 {
-                self.state.flows.rules_were_missing(self.family, map);
+                self.state.flows.rules_were_missing();
             }
         } else if self.watch.misses_changes() {
             // Rules that are now written again may have been missing.
             let names = changes.ports.iter();
             let of_family = names.filter(|name| name.family == self.family);
-            self.state.flows.came_in_force(of_family, map);
+            self.state.flows.came_in_force(of_family);
         }
         let is_pending = !self.state.pending().is_empty();
         let mut report = SyncReport {

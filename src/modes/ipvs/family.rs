@@ -279,7 +279,7 @@ impl ServedFamily {
             self.drains.postpone(now);
         }
         if repaired == Repaired::Some {
-            self.state.flows.rules_were_missing(self.family, map);
+            self.state.flows.rules_were_missing();
         }
         let taken_over = TakenOver::new(map, desired.node());
         let reasons = |port: &ServicePort| {

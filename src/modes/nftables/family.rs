@@ -93,7 +93,7 @@ impl ServedFamily {
         let were_late = self.table.stale_clients.take_late();
         let state = &mut self.table.state;
         if done.rewritten || were_late {
-            state.flows.rules_were_missing(family, map);
+            state.flows.rules_were_missing();
         }
         let mut report = SyncReport {
             examined: done.examined,

@@ -84,11 +84,12 @@ impl Mode for RecordingMode {
             progress.send(3);
             progress.confirm();
             names.extend(changes.ports.iter().map(|p| p.service.name.to_string()));
+            let stale = changes.stale.ports.values();
             self.asked.lock().unwrap().push(SyncCall {
                 at,
                 family,
                 retry: changes.retry,
-                stale_endpoints: changes.stale_udp.endpoints.len(),
+                stale_endpoints: stale.map(|former| former.gone.len()).sum(),
             });
         }
         let call = (at, full, names.into_iter().collect());

@@ -331,7 +331,7 @@ proptest! {
             }
             last_node = node;
             each_address_has_one_owner(&tracker)?;
-            prop_assert!(changes.stale_udp.revived.iter().all(|name| changes.ports.contains(name)));
+            prop_assert!(changes.stale.ports.keys().all(|name| changes.ports.contains(name)));
             // Unchanged values are the same ones, not equal ones.
             for port in tracker.map().iter().filter(|port| !changes.ports.contains(&port.name)) {
                 prop_assert!(before.get(&port.name).is_some_and(|old| Arc::ptr_eq(old, port)));

@@ -58,8 +58,7 @@ fn a_udp_port_is_revived_when_its_endpoints_get_a_weight() {
         service("dns", "ports: [{port: 53, protocol: UDP}]"),
         slice("s", "dns", udp, "{addresses: [10.1.0.1], nodeName: there}"),
     ]);
-    let revived = |changes: Changes| changes.stale_udp.revived;
-    let given = revived(tracker.apply([node("there", Some("3"))]));
-    assert!(given.iter().eq([&dns]), "{given:?}");
-    assert!(revived(tracker.apply([node("there", Some("2"))])).is_empty());
+    let given = tracker.apply([node("there", Some("3"))]);
+    assert_eq!(begun(&given), [dns]);
+    assert_eq!(begun(&tracker.apply([node("there", Some("2"))])), []);
 }
