@@ -96,12 +96,7 @@ fn compare_sets(
     for (set, elements) in contents.sets {
         listed.insert(set.set.name.clone(), (set, elements));
     }
-    let needed: HashSet<&str> = sets.of(&applied.options).map(|set| &*set.name).collect();
-    for id in SetId::ALL {
-        let set = sets.get(id);
-        if !needed.contains(&*set.name) {
-            continue;
-        }
+    for (id, set) in sets.of(&applied.options) {
         let object = format!("set {}", set.name);
         let Some((there, elements)) = listed.remove(&*set.name) else {
             differences.push(Difference::new(None, object, Found::Missing));

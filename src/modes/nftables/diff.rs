@@ -248,7 +248,7 @@ impl Batch {
             // It may have gone since it was read.
             batch.transaction.delete_table().add_table();
         }
-        for set in sets.of(options) {
+        for (_, set) in sets.of(options) {
             batch.transaction.add_set(set);
         }
         let Fixed { chains, elements } = fixed(options, sets);

@@ -9,7 +9,7 @@ use nftables::{Counted, Rules, Table};
 
 use super::{
     TABLE,
-    plan::{Counter, Counting, SetId, Sets, counting},
+    plan::{Counting, Role, SetId, Sets, counting},
 };
 use crate::services::{Namespaces, ServicePort};
 
@@ -83,10 +83,11 @@ impl Traffic {
                     continue;
                 };
                 let traffic = endpoints.entry(one.endpoint).or_default();
-                match one.counter {
-                    Counter::Connections => traffic.connections += counted.packets,
-                    Counter::ToEndpoints => traffic.from_clients += counted.bytes,
-                    Counter::FromEndpoints => traffic.to_clients += counted.bytes,
+                match one.set {
+                    SetId::Of(Role::Connections, _) => traffic.connections += counted.packets,
+                    SetId::Of(Role::ToEndpoints, _) => traffic.from_clients += counted.bytes,
+                    SetId::Of(Role::FromEndpoints, _) => traffic.to_clients += counted.bytes,
+                    _ => {}
                 }
             }
             endpoints

@@ -16,6 +16,7 @@ use nftables::{
 
 use super::{
     Options, Sets,
+    frontend::{Called, Role},
     matches::{
         STATE_NEW, STATUS_CONFIRMED, STATUS_DNAT, Side, called, each_protocol, is_local,
         is_nodes_own,
@@ -126,12 +127,13 @@ pub(super) fn by_caller(
 
 /// Returns the chains that send new connections to the chains of their ServicePorts.
 pub(super) fn hooks(family: Family, sets: &Sets) -> Vec<(Chain, Vec<Rule>)> {
-    let chain_of = |key: Vec<Field>, id| {
-        each_protocol(|| Statement::VerdictMap(key.clone(), (&**sets.get(id)).into()))
+    let chain_of = |key: Vec<Field>, called| {
+        let map = sets.get(SetId::Of(Role::Affinity, called));
+        each_protocol(|| Statement::VerdictMap(key.clone(), (&**map).into()))
     };
-    let mut rules = chain_of(called(family), SetId::AffinityServices);
+    let mut rules = chain_of(called(family), Called::Address);
     let node_port = called(family).split_off(1);
-    rules.extend(chain_of(node_port, SetId::AffinityNodePorts));
+    rules.extend(chain_of(node_port, Called::NodePort));
     let [remember, prerouting, output] = SHARED;
     let hook = |name, hook| {
         // A packet that is repeated for lack of an answer is new, too, and follows the first one,

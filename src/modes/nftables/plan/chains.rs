@@ -12,6 +12,7 @@ use nftables::{
 use super::{
     Options, Sets,
     affinity::{self, ClientMap},
+    frontend::{Called, Role},
     matches::{not_local, of_protocol},
     names,
     sets::{self, SetId},
@@ -53,15 +54,6 @@ pub struct Pick {
     pub affinity: Option<ClientMap>,
     /// The way to choose a slot.
     pub scheduler: Scheduler,
-}
-
-/// Kind of address that a client called.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Called {
-    /// A service address.
-    Address,
-    /// A node port.
-    NodePort,
 }
 
 /// Which callers' source is translated to the node's address.
@@ -197,10 +189,8 @@ impl Pick {
             rules.push(Rule::new([Statement::Verdict(draw)]));
             return rules;
         }
-        let (called, map) = match self.called {
-            Called::Address => (sets::service(family), SetId::Endpoints),
-            Called::NodePort => (sets::node_port(), SetId::NodePortEndpoints),
-        };
+        let called = sets::fields(self.called, family);
+        let map = SetId::Of(Role::Endpoints, self.called);
         let with = |slot: Field| {
             let key = [called.clone(), vec![slot]].concat();
             Rule::new([to(key, sets.get(map))])

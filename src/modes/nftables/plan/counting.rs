@@ -15,8 +15,7 @@ use nftables::{
 
 use super::{
     Options, Sets,
-    chains::Called,
-    frontend::{Counter, Role, key},
+    frontend::{Called, Role, key},
     matches::{STATUS_DNAT, called, each_protocol},
     sets::SetId,
 };
@@ -30,8 +29,6 @@ const BEFORE_SNAT: i32 = 99;
 /// An element that counts the traffic of one endpoint that is sent to one address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counting {
-    /// Kind of packets that the element counts.
-    pub counter: Counter,
     /// Endpoint to which clients were sent.
     pub endpoint: SocketAddr,
     /// The set of the element.
@@ -58,10 +55,9 @@ pub fn counting(port: &ServicePort) -> Vec<Counting> {
                 &frontend,
                 &[Value::Ip(endpoint.ip()), Value::Port(endpoint.port())],
             );
-            elements.extend(Counter::ALL.map(|counter| Counting {
-                counter,
+            elements.extend(Role::COUNTERS.map(|role| Counting {
                 endpoint,
-                set: Role::Counter(counter).set(Called::of(&frontend)),
+                set: SetId::Of(role, Called::of(&frontend)),
                 key: key.clone(),
             }));
         }
@@ -74,21 +70,19 @@ pub(super) fn chains(options: &Options, sets: &Sets) -> Vec<(Chain, Vec<Rule>)> 
     if options.counted.is_empty() {
         return Vec::new();
     }
-    let in_chain = |counter: Counter| {
+    let in_chain = |counter| {
         let key = key_of_packet(options.family);
         // The address comes first.
         let of_node_port = key.get(1..).unwrap_or_default();
-        let of_both = [
-            (&*key, Role::Counter(counter).set(Called::Address)),
-            (of_node_port, Role::Counter(counter).set(Called::NodePort)),
-        ];
-        let rules = of_both.map(|(key, set)| {
-            each_protocol(|| Statement::In(key.to_vec(), (&**sets.get(set)).into()))
+        let of_both = [(&*key, Called::Address), (of_node_port, Called::NodePort)];
+        let rules = of_both.map(|(key, called)| {
+            let set = sets.get(SetId::Of(counter, called));
+            each_protocol(|| Statement::In(key.to_vec(), (&**set).into()))
         });
         (Chain::new(chain_of(counter)), rules.concat())
     };
     let translated = || Statement::Match(Field::Ct(Ct::Status, None), Test::Any(STATUS_DNAT));
-    let jump = |counter: Counter| Statement::Verdict(Verdict::Jump(chain_of(counter).into()));
+    let jump = |counter| Statement::Verdict(Verdict::Jump(chain_of(counter).into()));
     let way = |direction: Direction, counter| {
         let octets = vec![direction as u8];
         let matched = Statement::Match(Field::Ct(Ct::Direction, None), Test::Is(octets));
@@ -96,8 +90,8 @@ pub(super) fn chains(options: &Options, sets: &Sets) -> Vec<(Chain, Vec<Rule>)> 
     };
     let packets = |name, hook, first: Option<Rule>| {
         let ways = [
-            way(Direction::Original, Counter::ToEndpoints),
-            way(Direction::Reply, Counter::FromEndpoints),
+            way(Direction::Original, Role::ToEndpoints),
+            way(Direction::Reply, Role::FromEndpoints),
         ];
         let chain = Chain::base(name, ChainType::Filter, hook, PRIORITY);
         (chain, first.into_iter().chain(ways).collect())
@@ -105,7 +99,7 @@ pub(super) fn chains(options: &Options, sets: &Sets) -> Vec<(Chain, Vec<Rule>)> 
     // Chains of this type see the first packet of a connection alone.
     let connections = |name, hook| {
         let chain = Chain::base(name, ChainType::Nat, hook, BEFORE_SNAT);
-        let rule = Rule::new([translated(), jump(Counter::Connections)]);
+        let rule = Rule::new([translated(), jump(Role::Connections)]);
         (chain, vec![rule])
     };
     let loopback = Test::Is(Value::Name("lo".to_owned()).octets());
@@ -113,7 +107,7 @@ pub(super) fn chains(options: &Options, sets: &Sets) -> Vec<(Chain, Vec<Rule>)> 
         Statement::Match(Field::Meta(Meta::InputName), loopback),
         Statement::Verdict(Verdict::Return),
     ]);
-    let mut chains: Vec<_> = Counter::ALL.map(in_chain).into();
+    let mut chains: Vec<_> = Role::COUNTERS.map(in_chain).into();
     chains.extend([
         packets("count-forward", Hook::Forward, None),
         packets("count-output", Hook::Output, None),
@@ -138,10 +132,7 @@ fn key_of_packet(family: Family) -> Vec<Field> {
 }
 
 /// Name of the chain that looks packets up for `counter`.
-fn chain_of(counter: Counter) -> &'static str {
-    match counter {
-        Counter::Connections => "count-connections",
-        Counter::ToEndpoints => "count-to-endpoints",
-        Counter::FromEndpoints => "count-from-endpoints",
-    }
+fn chain_of(counter: Role) -> String {
+    let (set, _) = counter.words(Called::Address);
+    format!("count-{set}")
 }

@@ -9,6 +9,7 @@ use nftables::{
 
 use super::{
     Options, Sets, counting,
+    frontend::{Called, Role},
     matches::{STATE_INVALID, STATE_NEW, STATUS_DNAT, Side, is_local, is_nodes_own, of_protocol},
     sets::{self, SetId},
 };
@@ -108,24 +109,24 @@ impl Plan<'_> {
         chains.extend([
             (
                 Chain::new(FROM_CLUSTER),
-                vec![self.look_up(sets::service(self.family), SetId::FromCluster)],
+                vec![self.look_up(Role::FromCluster, Called::Address)],
             ),
             (
                 Chain::new(NODE_PORTS_FROM_CLUSTER),
-                vec![self.look_up(sets::node_port(), SetId::NodePortsFromCluster)],
+                vec![self.look_up(Role::FromCluster, Called::NodePort)],
             ),
             (
                 Chain::new(BY_CALLER),
                 self.by_caller(
                     FROM_CLUSTER,
-                    self.look_up(sets::service(self.family), SetId::FromOutside),
+                    self.look_up(Role::FromOutside, Called::Address),
                 ),
             ),
             (
                 Chain::new(NODE_PORTS_BY_CALLER),
                 self.by_caller(
                     NODE_PORTS_FROM_CLUSTER,
-                    self.look_up(sets::node_port(), SetId::NodePortsFromOutside),
+                    self.look_up(Role::FromOutside, Called::NodePort),
                 ),
             ),
             (Chain::new(SERVICES), self.services()),
@@ -151,31 +152,40 @@ impl Plan<'_> {
         chains
     }
 
-    fn look_up(&self, key: Vec<Field>, id: SetId) -> Rule {
-        Rule::new([Statement::VerdictMap(key, (&**self.sets.get(id)).into())])
+    fn look_up(&self, role: Role, called: Called) -> Rule {
+        Rule::new([self.verdict(role, called)])
+    }
+
+    fn verdict(&self, role: Role, called: Called) -> Statement {
+        let map = self.sets.get(SetId::Of(role, called));
+        Statement::VerdictMap(sets::fields(called, self.family), (&**map).into())
     }
 
     fn contained(&self, key: Vec<Field>, id: SetId) -> Statement {
         Statement::In(key, (&**self.sets.get(id)).into())
     }
 
+    fn refused(&self, called: Called) -> Statement {
+        let key = sets::fields(called, self.family);
+        self.contained(key, SetId::Of(Role::Refused, called))
+    }
+
     /// Packets that are not let through are dropped before anything is translated.
     fn services(&self) -> Vec<Rule> {
-        let service = sets::service(self.family);
+        let service = sets::fields(Called::Address, self.family);
         let mut caller = service.clone();
         caller.push(Field::SourceAddress(self.family));
         let ranges = (&**self.sets.get(SetId::SourceRanges)).into();
         let forbidden = Rule::new([
-            self.contained(service.clone(), SetId::Filtered),
+            self.contained(service, SetId::Filtered),
             Statement::NotIn(caller, ranges),
             Statement::Verdict(Verdict::Drop),
         ]);
         let mut to_node = self.to_node();
-        let map = (&**self.sets.get(SetId::NodePorts)).into();
-        to_node.push(Statement::VerdictMap(sets::node_port(), map));
+        to_node.push(self.verdict(Role::All, Called::NodePort));
         vec![
             forbidden.commented("loadBalancerSourceRanges"),
-            self.look_up(service, SetId::Services),
+            self.look_up(Role::All, Called::Address),
             Rule::new(to_node).commented("node ports"),
         ]
     }
@@ -228,10 +238,7 @@ impl Plan<'_> {
         let reject = || self.reject();
         let address = || vec![Field::DestinationAddress(self.family)];
         let mut rules = vec![
-            Rule::new([
-                self.contained(sets::service(self.family), SetId::Refused),
-                reject(),
-            ]),
+            Rule::new([self.refused(Called::Address), reject()]),
             Rule::new([self.contained(address(), SetId::ClusterIps), reject()]),
         ];
         if !self.options.service_cidrs.is_empty() {
@@ -246,7 +253,7 @@ impl Plan<'_> {
 
     fn refuse_node_ports(&self) -> Vec<Rule> {
         let mut statements = self.to_node();
-        statements.push(self.contained(sets::node_port(), SetId::RefusedNodePorts));
+        statements.push(self.refused(Called::NodePort));
         statements.push(self.reject());
         vec![Rule::new(statements)]
     }
@@ -265,7 +272,10 @@ impl Plan<'_> {
             let counts = self.options.features.contains(NftPart::Counters);
             let matches = [
                 of_protocol(*protocol),
-                self.contained(sets::node_port(), SetId::LoopbackNodePorts),
+                self.contained(
+                    sets::fields(Called::NodePort, self.family),
+                    SetId::LoopbackNodePorts,
+                ),
             ];
             let counter = counts.then_some(Statement::Counter);
             let refusal = match protocol {

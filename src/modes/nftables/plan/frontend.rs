@@ -1,73 +1,86 @@
 //! Where a ServicePort is called, as maps and sets of nf_tables have it.
 
+use enumset::EnumSetType;
 use net::Frontend;
 use nftables::{Value, concat};
 
-use super::{chains::Called, sets::SetId};
+/// Kind of address that a client called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Called {
+    /// A service address.
+    Address,
+    /// A node port.
+    NodePort,
+}
 
 /// The purposes of maps and sets. For each there is one for addresses and one for node ports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Role {
+#[derive(Debug, Hash, PartialOrd, Ord, EnumSetType)]
+pub enum Role {
     /// Verdicts on packets of any sender.
     All,
-    /// Verdicts on packets from pods here and from the node.
+    /// With an external policy of Local: verdicts on packets from pods here and from the node.
     FromCluster,
-    /// Verdicts on packets from others.
+    /// The same for packets from others.
     FromOutside,
     /// Endpoints by slot.
     Endpoints,
     /// Refused packets.
     Refused,
-    /// Where clients are remembered.
+    /// The chains that remember where clients were sent.
     Affinity,
-    /// Counted packets.
-    Counter(Counter),
-}
-
-/// Packets of a ServicePort that are counted, each kind in sets of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Counter {
-    /// First packets of connections.
+    /// Counts first packets of connections, by endpoint.
     Connections,
-    /// Packets from clients.
+    /// Counts packets from clients, by endpoint.
     ToEndpoints,
-    /// Packets to clients.
+    /// Counts packets to clients, by endpoint.
     FromEndpoints,
 }
 
-impl Counter {
-    /// All of them.
-    pub const ALL: [Counter; 3] = [
-        Counter::Connections,
-        Counter::ToEndpoints,
-        Counter::FromEndpoints,
-    ];
-}
-
 impl Role {
-    /// Returns the map or set for that, of those for addresses or those for node ports.
-    pub(super) fn set(self, called: Called) -> SetId {
-        match (self, called) {
-            (Role::All, Called::Address) => SetId::Services,
-            (Role::All, Called::NodePort) => SetId::NodePorts,
-            (Role::FromCluster, Called::Address) => SetId::FromCluster,
-            (Role::FromCluster, Called::NodePort) => SetId::NodePortsFromCluster,
-            (Role::FromOutside, Called::Address) => SetId::FromOutside,
-            (Role::FromOutside, Called::NodePort) => SetId::NodePortsFromOutside,
-            (Role::Endpoints, Called::Address) => SetId::Endpoints,
-            (Role::Endpoints, Called::NodePort) => SetId::NodePortEndpoints,
-            (Role::Refused, Called::Address) => SetId::Refused,
-            (Role::Refused, Called::NodePort) => SetId::RefusedNodePorts,
-            (Role::Affinity, Called::Address) => SetId::AffinityServices,
-            (Role::Affinity, Called::NodePort) => SetId::AffinityNodePorts,
-            (Role::Counter(counter), called) => match (counter, called) {
-                (Counter::Connections, Called::Address) => SetId::Connections,
-                (Counter::Connections, Called::NodePort) => SetId::NodePortConnections,
-                (Counter::ToEndpoints, Called::Address) => SetId::ToEndpoints,
-                (Counter::ToEndpoints, Called::NodePort) => SetId::NodePortToEndpoints,
-                (Counter::FromEndpoints, Called::Address) => SetId::FromEndpoints,
-                (Counter::FromEndpoints, Called::NodePort) => SetId::NodePortFromEndpoints,
-            },
+    /// Those of the sets that count the packets of a ServicePort.
+    pub const COUNTERS: [Role; 3] = [Role::Connections, Role::ToEndpoints, Role::FromEndpoints];
+
+    /// Name and comment of the map or set for that, of those for addresses or for node ports.
+    pub(super) fn words(self, called: Called) -> (&'static str, &'static str) {
+        let [address, node_port] = match self {
+            Role::All => [
+                ("services", "addresses of Services"),
+                ("node-ports", "node ports of Services"),
+            ],
+            Role::FromCluster => ["from-cluster", "node-ports-from-cluster"].map(|name| {
+                let calls = "externalTrafficPolicy Local: calls from pods here and from the node";
+                (name, calls)
+            }),
+            Role::FromOutside => ["from-outside", "node-ports-from-outside"]
+                .map(|name| (name, "externalTrafficPolicy Local: other calls")),
+            Role::Endpoints => [
+                ("endpoints", "a slot of a Service's address: an endpoint"),
+                ("node-port-endpoints", "a slot of a node port: an endpoint"),
+            ],
+            Role::Refused => [
+                ("refused", "addresses of Services without endpoints"),
+                (
+                    "refused-node-ports",
+                    "node ports of Services without endpoints",
+                ),
+            ],
+            Role::Affinity => ["affinity-services", "affinity-node-ports"].map(|name| {
+                (
+                    name,
+                    "where clients are remembered that stay on their endpoint",
+                )
+            }),
+            Role::Connections => ["connections", "node-port-connections"]
+                .map(|name| (name, "connections to endpoints")),
+            Role::ToEndpoints => {
+                ["to-endpoints", "node-port-to-endpoints"].map(|name| (name, "bytes from clients"))
+            }
+            Role::FromEndpoints => ["from-endpoints", "node-port-from-endpoints"]
+                .map(|name| (name, "bytes to clients")),
+        };
+        match called {
+            Called::Address => address,
+            Called::NodePort => node_port,
         }
     }
 }

@@ -27,7 +27,7 @@ pub use self::{
     chains::{Scheduler, SharedChain},
     counting::{Counting, counting},
     fixed::{Fixed, REFUSE_ON_LOOPBACK, fixed},
-    frontend::Counter,
+    frontend::Role,
     options::{Features, Options, features, refused_on_loopback},
     service::{ServiceElements, SharedElement, plan},
     sets::{SetId, Sets},

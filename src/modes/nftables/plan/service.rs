@@ -14,10 +14,10 @@ use nftables::{Datum, Element, Value, Verdict, concat};
 use super::{
     Options,
     affinity::ClientMap,
-    chains::{Called, Masquerade, Pick, Scheduler, SharedChain},
+    chains::{Masquerade, Pick, Scheduler, SharedChain},
     counting::counting,
     fixed::{BY_CALLER, NODE_PORTS_BY_CALLER},
-    frontend::{Role, key},
+    frontend::{Called, Role, key},
     sets::SetId,
     slots::{Endpoints, LOCAL, Slots, Taken},
     unsupported,
@@ -233,7 +233,7 @@ impl Plan<'_> {
         let element = Element::new(key(&frontend, &[])).commented(&self.comment);
         self.needs
             .own
-            .push((Role::Refused.set(Called::of(&frontend)), element));
+            .push((SetId::Of(Role::Refused, Called::of(&frontend)), element));
         if frontend.address.is_some() {
             // Then it is not looked up as a node port.
             self.verdict(frontend, Role::All, Verdict::Return);
@@ -272,11 +272,11 @@ impl Plan<'_> {
         let element = element.commented(&self.comment);
         self.needs
             .own
-            .push((role.set(Called::of(&frontend)), element));
+            .push((SetId::Of(role, Called::of(&frontend)), element));
     }
 
     fn fill(&mut self, frontend: Frontend, slots: &Taken, first: u32) {
-        let set = Role::Endpoints.set(Called::of(&frontend));
+        let set = SetId::Of(Role::Endpoints, Called::of(&frontend));
         let elements = (first..).zip(&*slots.endpoints).map(|(slot, endpoint)| {
             let key = key(&frontend, &[Value::Number(slot)]);
             (set, Element::with(key, Datum::Value(octets(endpoint))))
