@@ -207,7 +207,8 @@ impl Rules for OfIpvs {
                 state.ipvs.edit_real(family, at, weight)
             }
             4 | 5 => {
-                let set = random.one(&plan::Set::ALL);
+                let sets: Vec<plan::Set> = plan::Set::ALL.into_iter().collect();
+                let set = random.one(&sets);
                 let at = number(random);
                 state.sets.remove(set.name(family), at)
             }

@@ -109,23 +109,16 @@ impl Clients {
     pub fn set_timeouts(&mut self, timeouts: &Timeouts) -> Result<Vec<String>, Error> {
         let Timeouts { tcp, tcp_fin, udp } = *timeouts;
         let none = Timeouts::default;
+        let [of_tcp, of_fin, of_udp] = [
+            Timeouts { tcp, ..none() },
+            Timeouts { tcp_fin, ..none() },
+            Timeouts { udp, ..none() },
+        ];
         let mut refused = Vec::new();
         for (name, time, timeout) in [
-            (
-                "tcpTimeout (--ipvs-tcp-timeout)",
-                tcp,
-                Timeouts { tcp, ..none() },
-            ),
-            (
-                "tcpFinTimeout (--ipvs-tcpfin-timeout)",
-                tcp_fin,
-                Timeouts { tcp_fin, ..none() },
-            ),
-            (
-                "udpTimeout (--ipvs-udp-timeout)",
-                udp,
-                Timeouts { udp, ..none() },
-            ),
+            ("tcpTimeout (--ipvs-tcp-timeout)", tcp, of_tcp),
+            ("tcpFinTimeout (--ipvs-tcpfin-timeout)", tcp_fin, of_fin),
+            ("udpTimeout (--ipvs-udp-timeout)", udp, of_udp),
         ] {
             match self.ipvs.set_timeouts(&timeout) {
                 Err(error) if error.errno() == Some(Errno::EINVAL) => refused.push(format!(

@@ -25,7 +25,7 @@ pub struct Needs {
     addresses: References<IpAddr>,
     owners: HashMap<ServerId, ServicePortName>,
     /// How many members each set has.
-    set_sizes: PerFamily<[u32; Set::ALL.len()]>,
+    set_sizes: PerFamily<[u32; NonEmptySets::variant_count() as usize]>,
 }
 
 /// Whether a virtual server that a member is about is there while the member is added or removed.

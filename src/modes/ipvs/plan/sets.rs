@@ -1,10 +1,12 @@
 //! The sets that ipvs mode's rules match against, with kube-proxy's names
 //! (`pkg/proxy/ipvs/ipset.go`, 1.36) and a few of our own.
 
-use enumset::EnumSetType;
+use std::sync::LazyLock;
+
+use enumset::{EnumSet, EnumSetType};
 use ipnet::IpNet;
 use ipvs::ipset::{self, Element, Kind, LONGEST_NAME};
-use net::{Family, Protocol};
+use net::{Family, PerFamily, Protocol};
 
 use super::ServerId;
 use crate::services::TrafficPolicy;
@@ -70,75 +72,51 @@ pub struct Member {
 
 impl Set {
     /// All sets, in the order in which they are made.
-    pub const ALL: [Set; 20] = [
-        Set::LoopBack,
-        Set::ClusterIp,
-        Set::ExternalIp,
-        Set::ExternalIpLocal,
-        Set::LoadBalancer,
-        Set::LoadBalancerLocal,
-        Set::Firewall,
-        Set::SourceIp,
-        Set::SourceCidr,
-        Set::NodePortTcp,
-        Set::NodePortLocalTcp,
-        Set::NodePortUdp,
-        Set::NodePortLocalUdp,
-        Set::NodePortSctp,
-        Set::NodePortLocalSctp,
-        Set::HealthCheckNodePort,
-        Set::ServiceIps,
-        Set::FullNat,
-        Set::Direct,
-        Set::NotFromNode,
-    ];
+    pub const ALL: EnumSet<Set> = EnumSet::all();
 
     /// Returns true if kube-proxy has it too, and makes it even when it stays empty.
     pub fn is_kube_proxys(self) -> bool {
         !matches!(self, Set::FullNat | Set::Direct | Set::NotFromNode)
     }
 
+    fn whole_name(self) -> &'static str {
+        match self {
+            Set::LoopBack => "KUBE-LOOP-BACK",
+            Set::ClusterIp => "KUBE-CLUSTER-IP",
+            Set::ExternalIp => "KUBE-EXTERNAL-IP",
+            Set::ExternalIpLocal => "KUBE-EXTERNAL-IP-LOCAL",
+            Set::LoadBalancer => "KUBE-LOAD-BALANCER",
+            Set::LoadBalancerLocal => "KUBE-LOAD-BALANCER-LOCAL",
+            Set::Firewall => "KUBE-LOAD-BALANCER-FW",
+            Set::SourceIp => "KUBE-LOAD-BALANCER-SOURCE-IP",
+            Set::SourceCidr => "KUBE-LOAD-BALANCER-SOURCE-CIDR",
+            Set::NodePortTcp => "KUBE-NODE-PORT-TCP",
+            Set::NodePortLocalTcp => "KUBE-NODE-PORT-LOCAL-TCP",
+            Set::NodePortUdp => "KUBE-NODE-PORT-UDP",
+            Set::NodePortLocalUdp => "KUBE-NODE-PORT-LOCAL-UDP",
+            Set::NodePortSctp => "KUBE-NODE-PORT-SCTP-HASH",
+            Set::NodePortLocalSctp => "KUBE-NODE-PORT-LOCAL-SCTP-HASH",
+            Set::HealthCheckNodePort => "KUBE-HEALTH-CHECK-NODE-PORT",
+            Set::ServiceIps => "KUBE-IPVS-IPS",
+            Set::FullNat => "TRIPOD-FULL-NAT",
+            Set::Direct => "TRIPOD-DIRECT",
+            Set::NotFromNode => "TRIPOD-NOT-FROM-NODE",
+        }
+    }
+
     /// The set's name in `family`; kube-proxy's longer ones are cut to the kernel's limit.
     pub fn name(self, family: Family) -> &'static str {
-        let (v4, v6) = match self {
-            Set::LoopBack => ("KUBE-LOOP-BACK", "KUBE-6-LOOP-BACK"),
-            Set::ClusterIp => ("KUBE-CLUSTER-IP", "KUBE-6-CLUSTER-IP"),
-            Set::ExternalIp => ("KUBE-EXTERNAL-IP", "KUBE-6-EXTERNAL-IP"),
-            Set::ExternalIpLocal => ("KUBE-EXTERNAL-IP-LOCAL", "KUBE-6-EXTERNAL-IP-LOCAL"),
-            Set::LoadBalancer => ("KUBE-LOAD-BALANCER", "KUBE-6-LOAD-BALANCER"),
-            Set::LoadBalancerLocal => ("KUBE-LOAD-BALANCER-LOCAL", "KUBE-6-LOAD-BALANCER-LOCAL"),
-            Set::Firewall => ("KUBE-LOAD-BALANCER-FW", "KUBE-6-LOAD-BALANCER-FW"),
-            Set::SourceIp => (
-                "KUBE-LOAD-BALANCER-SOURCE-IP",
-                "KUBE-6-LOAD-BALANCER-SOURCE-IP",
-            ),
-            Set::SourceCidr => (
-                "KUBE-LOAD-BALANCER-SOURCE-CIDR",
-                "KUBE-6-LOAD-BALANCER-SOURCE-CIDR",
-            ),
-            Set::NodePortTcp => ("KUBE-NODE-PORT-TCP", "KUBE-6-NODE-PORT-TCP"),
-            Set::NodePortLocalTcp => ("KUBE-NODE-PORT-LOCAL-TCP", "KUBE-6-NODE-PORT-LOCAL-TCP"),
-            Set::NodePortUdp => ("KUBE-NODE-PORT-UDP", "KUBE-6-NODE-PORT-UDP"),
-            Set::NodePortLocalUdp => ("KUBE-NODE-PORT-LOCAL-UDP", "KUBE-6-NODE-PORT-LOCAL-UDP"),
-            Set::NodePortSctp => ("KUBE-NODE-PORT-SCTP-HASH", "KUBE-6-NODE-PORT-SCTP-HASH"),
-            Set::NodePortLocalSctp => (
-                "KUBE-NODE-PORT-LOCAL-SCTP-HASH",
-                "KUBE-6-NODE-PORT-LOCAL-SCTP-HASH",
-            ),
-            Set::HealthCheckNodePort => (
-                "KUBE-HEALTH-CHECK-NODE-PORT",
-                "KUBE-6-HEALTH-CHECK-NODE-PORT",
-            ),
-            Set::ServiceIps => ("KUBE-IPVS-IPS", "KUBE-6-IPVS-IPS"),
-            Set::FullNat => ("TRIPOD-FULL-NAT", "TRIPOD-6-FULL-NAT"),
-            Set::Direct => ("TRIPOD-DIRECT", "TRIPOD-6-DIRECT"),
-            Set::NotFromNode => ("TRIPOD-NOT-FROM-NODE", "TRIPOD-6-NOT-FROM-NODE"),
-        };
-        let name = match family {
-            Family::V4 => v4,
-            Family::V6 => v6,
-        };
-        &name[..name.len().min(LONGEST_NAME)]
+        static NAMES: LazyLock<PerFamily<Vec<String>>> = LazyLock::new(|| {
+            PerFamily::each(|family| {
+                let name = |set: Set| match family {
+                    Family::V4 => set.whole_name().to_owned(),
+                    Family::V6 => set.whole_name().replacen('-', "-6-", 1),
+                };
+                let cut = |name: String| name.chars().take(LONGEST_NAME).collect();
+                Set::ALL.iter().map(name).map(cut).collect()
+            })
+        });
+        &NAMES.get(family)[self as usize]
     }
 
     /// Returns whether a set of either family has this name.
