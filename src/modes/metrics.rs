@@ -19,6 +19,8 @@ pub trait Metrics: fmt::Debug + Send + Sync {
 pub enum Unwritten {
     /// Rules that Services need.
     Rules,
+    /// A change of rules, after which everything was compared.
+    Changes,
     /// The removal of stale rules.
     Remnants,
     /// The endpoint of a client with session affinity.

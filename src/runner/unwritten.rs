@@ -1,6 +1,5 @@
 //! Counts writes that the kernel refused, for rules, under the names that kube-proxy uses for the
-//! same mode (`RegisterMetrics` of `pkg/proxy/metrics`). iptables mode has its own counters
-//! (`modes/iptables/counters.rs`).
+//! same mode (`RegisterMetrics` of `pkg/proxy/metrics`).
 
 use net::Family;
 use prometheus::{IntCounterVec, Registry};
@@ -42,11 +41,18 @@ mod tests {
     use prometheus::TextEncoder;
 
     use super::*;
-    use crate::modes::{ipvs, nftables};
+    use crate::modes::{iptables, ipvs, nftables};
 
     #[test]
     fn each_mode_has_its_counters() {
-        let cases: [(&[_], &[&str]); 3] = [
+        let cases: [(&[_], &[&str]); 4] = [
+            (
+                &iptables::UNWRITTEN,
+                &[
+                    "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total",
+                    "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
+                ],
+            ),
             (
                 &ipvs::UNWRITTEN,
                 &["kubeproxy_sync_proxy_rules_iptables_restore_failures_total"],
@@ -64,7 +70,12 @@ mod tests {
         for (counters, expected) in cases {
             let registry = Registry::new();
             let unwritten = UnwrittenRules::register(&registry, counters).unwrap();
-            for what in [Unwritten::Rules, Unwritten::Remnants, Unwritten::Clients] {
+            for what in [
+                Unwritten::Rules,
+                Unwritten::Changes,
+                Unwritten::Remnants,
+                Unwritten::Clients,
+            ] {
                 unwritten.count(Family::V6, what, 1);
             }
             let text = TextEncoder::new().encode_to_string(&registry.gather());

@@ -15,7 +15,7 @@ use crate::{
         UnwrittenCounter,
         iptables::{self, Iptables},
         ipvs::{self, Ipvs},
-        nftables::{self, Nftables, RefusedOnLoopback},
+        nftables::{self, Nftables, count_refused_on_loopback},
         userspace::{
             self, Capture, Counters, NodePortRelay, RelayMetrics, Rings, Userspace, capture,
         },
@@ -66,7 +66,7 @@ impl NodeContext<'_> {
                     counted: self.settings.own.counted(),
                     metrics: metrics(&nftables::UNWRITTEN)?,
                 };
-                RefusedOnLoopback::register(self.registry, &setup.configured.node_ports)?;
+                count_refused_on_loopback(self.registry, &setup.configured.node_ports)?;
                 AnyMode::Nftables(Box::new(Nftables::new(setup, self.kernel)?))
             }
             ModeName::Iptables => {
@@ -76,7 +76,7 @@ impl NodeContext<'_> {
                     node_ports: Arc::clone(self.node_ports),
                     dispatch: self.settings.own.iptables_dispatch,
                     undivided: iptables::plan::UNDIVIDED,
-                    metrics: metrics(&[])?,
+                    metrics: metrics(&iptables::UNWRITTEN)?,
                 };
                 AnyMode::Iptables(Box::new(Iptables::new(setup, self.kernel, self.registry)?))
             }

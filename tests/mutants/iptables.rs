@@ -102,7 +102,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         FAMILY,
-        "                Err(error) => {\n                    counters.failed(family, Failure::Partial);",
+        "                Err(error) => {\n                    metrics.unwritten(family, Unwritten::Changes, 1);",
         "                Err(error) => {\n                    return Err(error);",
         "a change that fails is not followed by reading the kernel",
     ),

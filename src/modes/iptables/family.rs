@@ -22,7 +22,7 @@ use super::{
     applied::{Applied, Size},
     cleanup::OWNED,
     count::Done,
-    counters::{Counters, Failure},
+    counters::Counters,
     diff::{Change, Full, Limits},
     execute::Execution,
     observe::observe,
@@ -32,7 +32,7 @@ use super::{
 use crate::{
     log_once::LogOnce,
     modes::{
-        Difference, SyncReport,
+        Difference, Metrics, SyncReport, Unwritten,
         progress::SyncProgress,
         repairs::Repairs,
         state::{CacheState, FamilyState},
@@ -183,7 +183,9 @@ impl ServedFamily {
         let options = self.options(setup, map, changes);
         self.state.begin_sync();
         self.repairs.begin(changes);
-        let done = self.bring_in_step(counters, map, changes, options).await;
+        let done = self
+            .bring_in_step(&*setup.metrics, map, changes, options)
+            .await;
         let done = done.inspect_err(|_| self.watch.suspect())?;
         counters.synced(self.family, done.total, done.written);
         if done.observed {
@@ -285,7 +287,7 @@ impl ServedFamily {
     /// nevertheless.
     async fn bring_in_step(
         &mut self,
-        counters: &Counters,
+        metrics: &dyn Metrics,
         map: &ServiceMap,
         changes: &Changes,
         mut options: Options,
@@ -314,7 +316,7 @@ impl ServedFamily {
             match self.change(applied, map, changes).await {
                 Ok(done) => return Ok(done),
                 Err(error) => {
-                    counters.failed(family, Failure::Partial);
+                    metrics.unwritten(family, Unwritten::Changes, 1);
                     tracing::debug!("{family}: everything is compared after: {error}");
                 }
             }
@@ -338,7 +340,7 @@ impl ServedFamily {
                 Err(error)
             }
         };
-        outcome.inspect_err(|_| counters.failed(family, Failure::Whole))
+        outcome.inspect_err(|_| metrics.unwritten(family, Unwritten::Rules, 1))
     }
 
     /// Returns true if a sync of `changes` has to read the kernel.

@@ -33,6 +33,7 @@ use xtables::Engine;
 
 pub use self::{
     cleanup::{Installed, chains, is_kubelets, may_serve},
+    counters::UNWRITTEN,
     observe::interest,
     setup::Setup,
     traffic::{Counts, Traffic},

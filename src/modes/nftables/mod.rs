@@ -32,7 +32,7 @@ use self::family::ServedFamily;
 pub use self::{
     applied::TABLE,
     cleanup::{Installed, KUBE_PROXY, may_serve},
-    refused_on_loopback::RefusedOnLoopback,
+    refused_on_loopback::count_refused_on_loopback,
     traffic::{EndpointTraffic, Traffic},
 };
 use super::{
