@@ -132,7 +132,8 @@ fn flags_show_in_the_rules() {
             .split_once("# ip6tables-restore")
             .expect("both families");
         let text = if file == V4 { v4 } else { v6 };
-        let mut lines = text.lines().filter(|line| line.starts_with("-A KUBE-"));
+        let of_chain = |line: &&str| line.starts_with("-A KUBE-") || line.starts_with("-I KUBE-");
+        let mut lines = text.lines().filter(of_chain);
         assert!(
             lines.any(|line| line.contains(rule)),
             "{flags:?}: no {rule} in\n{text}"

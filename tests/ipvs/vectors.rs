@@ -166,23 +166,6 @@ fn rendered(case: &Case, more: &[&str]) -> State {
         sets: state::sets(&part("ipset restore")),
         addresses: state::addresses(&addresses.collect::<String>()),
         rules: ["iptables-restore --noflush", "ip6tables-restore --noflush"]
-            .map(|program| Ruleset::parse(&appended(&part(program)))),
+            .map(|program| Ruleset::parse(&part(program))),
     }
-}
-
-/// Converts a batch that inserts rules at the top of chains to one that appends them.
-fn appended(batch: &str) -> String {
-    let mut lines: Vec<String> = Vec::new();
-    let mut inserted: Vec<String> = Vec::new();
-    for line in batch.lines() {
-        if let Some(rule) = line.strip_prefix("-I ") {
-            inserted.push(format!("-A {rule}"));
-            continue;
-        }
-        if line == "COMMIT" {
-            lines.extend(inserted.drain(..).rev());
-        }
-        lines.push(line.to_owned());
-    }
-    lines.join("\n")
 }

@@ -65,10 +65,15 @@ impl Ruleset {
                 None => line,
             };
             let mut words = words(rule).into_iter();
-            assert_eq!(words.next().as_deref(), Some("-A"), "a rule: {line}");
+            let action = words.next();
             let chain = words.next().expect("its chain");
             let rules = chains.0.entry(name(&chain)).or_default();
-            rules.push(Words(words.collect()));
+            let rule = Words(words.collect());
+            match action.as_deref() {
+                Some("-A") => rules.push(rule),
+                Some("-I") => rules.insert(0, rule),
+                _ => panic!("no rule: {line}"),
+            }
         }
         chains
     }

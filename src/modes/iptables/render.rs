@@ -1,18 +1,14 @@
 //! The whole plan as text that iptables-restore reads.
 
-use std::{
-    collections::HashSet,
-    fmt::{self, Write},
-};
+use std::fmt::{self, Write};
 
 use net::Family;
-use xtables::{
-    desired::{Chain, Contents, Entry, FixedChain, RuleSet},
-    transaction::{Action, Op, Transaction},
-};
+use xtables::{observed::Observed, transaction::Transaction};
 
 use super::{
     applied::Size,
+    diff::Full,
+    observe::interest,
     plan::{self, Options},
 };
 use crate::{modes::render::choices::Choices, services::ServiceMap};
@@ -43,56 +39,15 @@ pub fn render(map: &ServiceMap, choices: &Choices<'_>, out: &mut impl Write) -> 
     Ok(())
 }
 
-/// Writes the rules for the ServicePorts of the options' family, all tables. Chains of the kernel's
-/// own are not declared: with `--noflush` the input leaves alone the rules in them, and only adds
-/// its jumps.
+/// Writes the transactions of a sync of a kernel without rules, as one.
 pub(super) fn write_rules(
     map: &ServiceMap,
     options: &Options,
     out: &mut impl Write,
 ) -> fmt::Result {
+    let nothing = Observed::new(interest);
+    let fixed = plan::fixed(options);
+    let groups = Full::new(map, nothing, &fixed, options.clone(), usize::MAX).steps();
     let family = options.family;
-    let ports = map.sorted().into_iter();
-    let ports = ports.filter(|port| port.name.family == family);
-    // Chains are declared without their rules, so that these come after all chains.
-    let declared = |table, chain: &str| Op::new(table, chain, Action::Fill(Vec::new()));
-    let append = |entry: &Entry| Op::of(entry, Action::Append);
-    let mut ops = Vec::new();
-    let mut closing = Vec::new();
-    let RuleSet { chains, jumps } = plan::fixed(options);
-    for FixedChain {
-        table,
-        name,
-        contents,
-    } in &chains
-    {
-        ops.push(declared(*table, name));
-        let rules = contents.rules().iter().cloned();
-        let rules = rules.map(|rule| Op::new(*table, &**name, Action::Append(rule)));
-        match contents {
-            Contents::Shared { .. } => closing.extend(rules),
-            _ => ops.extend(rules),
-        }
-    }
-    let jumps = jumps.into_iter();
-    ops.extend(jumps.map(|jump| Op::new(jump.table, jump.from, Action::Append(jump.rule))));
-    let mut reached = HashSet::new();
-    for port in ports {
-        let rules = plan::plan(port, options);
-        for Chain { table, name, rules } in rules.chains {
-            ops.push(declared(table, &name));
-            let rules = rules.into_iter();
-            ops.extend(rules.map(|rule| Op::new(table, &name, Action::Append(rule))));
-        }
-        for step in &rules.steps {
-            let to = step.rule.leads_to().unwrap_or_default().to_owned();
-            if reached.insert((step.table, to.clone())) {
-                ops.extend([declared(step.table, &to), append(step)]);
-            }
-        }
-        ops.extend(rules.entries.iter().map(append));
-    }
-    ops.extend(closing);
-    ops.sort_by(|a, b| a.chain.cmp(&b.chain));
-    write!(out, "{}", Transaction::common(family, ops))
+    write!(out, "{}", Transaction { family, groups })
 }

@@ -71,12 +71,12 @@ async fn there_and_back(options: &Options) {
         saved += &xtables.saved(table).await.expect("saved");
     }
     let rules = |text: &str| -> Vec<String> {
-        let mut rules: Vec<_> = text.lines().filter(|line| line.starts_with("-A")).collect();
+        let rules = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("-A ").or(line.strip_prefix("-I ")));
+        let mut rules: Vec<_> = rules.map(|rule| rule.trim_end().to_owned()).collect();
         rules.sort_unstable();
         rules
-            .into_iter()
-            .map(|line| line.trim_end().to_owned())
-            .collect()
     };
     let (loaded, printed) = (rules(&text), rules(&saved));
     let different = loaded
