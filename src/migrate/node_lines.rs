@@ -9,7 +9,7 @@ use xtables::{Xtables, run::Writer};
 
 use super::{
     changes::{Holdings, Program},
-    saved_servers::{self, OwnServers},
+    saved_servers,
     state::Observed,
 };
 use crate::modes::ipvs;
@@ -89,7 +89,7 @@ pub fn saved(folder: &Path, exclude: &[IpNet]) -> Result<Holdings, String> {
     };
     let (sets, addresses) = (text_of(Program::Ipset), text_of(Program::Ip));
     let known = sets.zip(addresses);
-    let known = known.map(|(sets, addresses)| OwnServers::read(sets, addresses));
+    let known = known.map(|(sets, addresses)| saved_servers::own_servers(sets, addresses));
     let mut holdings = Holdings::default();
     for (program, text) in &texts {
         if *program == Program::Ipvsadm {

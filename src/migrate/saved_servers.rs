@@ -2,60 +2,40 @@
 //! dummy link are known only as the output of programs; pure. On a node `ipvs::virtual_servers`
 //! decides, by the same rules.
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    convert::Infallible,
-    net::{IpAddr, SocketAddr},
-};
+use std::{collections::HashMap, convert::Infallible, net::SocketAddr};
 
 use ipnet::IpNet;
 use ipvs::ipset::Element;
 use net::Protocol;
 
 use crate::modes::ipvs::{
-    NamedFrontends,
+    NamedFrontends, OwnServers,
     plan::{ServerId, is_excluded},
 };
 
-/// The facts that tell our virtual servers from those of other programs, such as keepalived.
-pub(super) struct OwnServers {
-    /// The addresses of the dummy link.
-    services: BTreeSet<IpAddr>,
-    /// The frontends that the sets name at addresses of the node.
-    named: NamedFrontends,
-}
-
-impl OwnServers {
-    /// Parses the output of `ipset save` and `ip address show kube-ipvs0`.
-    pub(super) fn read(sets: &str, addresses: &str) -> OwnServers {
-        let mut members: HashMap<&str, Vec<Element>> = HashMap::new();
-        for line in sets.lines() {
-            let mut words = line.split_whitespace();
-            if let (Some("add"), Some(set), Some(member)) =
-                (words.next(), words.next(), words.next())
-            {
-                members.entry(set).or_default().extend(element(member));
-            }
-        }
-        let Ok(named) = NamedFrontends::read(|set, family| {
-            Ok::<_, Infallible>(members.remove(set.name(family)).unwrap_or_default())
-        });
-        let services = addresses.lines().filter_map(|line| {
-            let mut words = line.split_whitespace();
-            let is_address = matches!(words.next(), Some("inet" | "inet6"));
-            let network = words.next().filter(|_| is_address)?;
-            network.split('/').next()?.parse().ok()
-        });
-        OwnServers {
-            services: services.collect(),
-            named,
+/// Parses the output of `ipset save` and `ip address show kube-ipvs0`. The node's own addresses are
+/// not known, so a node port may be at any address.
+pub(super) fn own_servers(sets: &str, addresses: &str) -> OwnServers {
+    let mut members: HashMap<&str, Vec<Element>> = HashMap::new();
+    for line in sets.lines() {
+        let mut words = line.split_whitespace();
+        if let (Some("add"), Some(set), Some(member)) = (words.next(), words.next(), words.next()) {
+            members.entry(set).or_default().extend(element(member));
         }
     }
-
-    /// Returns whether the virtual server is ours. The node's own addresses are not known, so a
-    /// node port may be at any address.
-    fn has(&self, id: &ServerId) -> bool {
-        self.services.contains(&id.address.ip()) || self.named.has(id)
+    let Ok(named) = NamedFrontends::read(|set, family| {
+        Ok::<_, Infallible>(members.remove(set.name(family)).unwrap_or_default())
+    });
+    let services = addresses.lines().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        let is_address = matches!(words.next(), Some("inet" | "inet6"));
+        let network = words.next().filter(|_| is_address)?;
+        network.split('/').next()?.parse().ok()
+    });
+    OwnServers {
+        services: services.collect(),
+        node: None,
+        named,
     }
 }
 
@@ -113,7 +93,7 @@ mod tests {
                     add THEIRS 192.0.2.13,tcp:80\n";
         let addresses = "    inet 10.96.0.1/32 scope global kube-ipvs0\n    inet6 fd00:96::1/128\n\
                          link/ether 00:00:00:00:00:00 brd ff:ff:ff:ff:ff:ff\n";
-        let own = OwnServers::read(sets, addresses);
+        let own = own_servers(sets, addresses);
         for (line, expected) in [
             ("-A -t 10.96.0.1:80 -s rr", true),
             ("-a -t 10.96.0.1:80 -r 10.244.0.6:9376 -m -w 1", true),

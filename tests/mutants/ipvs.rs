@@ -7,7 +7,7 @@ const SERVERS: &str = "src/modes/ipvs/execute/servers.rs";
 const FAMILY: &str = "src/modes/ipvs/family.rs";
 const DIFF: &str = "src/modes/ipvs/diff.rs";
 const NEEDS: &str = "src/modes/ipvs/desired/needs.rs";
-const OBSERVE: &str = "src/modes/ipvs/observe.rs";
+const OWN_SERVERS: &str = "src/modes/ipvs/own_servers.rs";
 const STATE: &str = "src/modes/state.rs";
 const PLAN: &str = "src/modes/ipvs/plan/mod.rs";
 
@@ -137,9 +137,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "callers are kept out while source ranges cannot be taken away",
     ),
     noticed(
-        OBSERVE,
-        "                    of_services.contains(&Element::Ip(f.address.ip()))",
-        "                    of_services.is_empty() && false",
+        OWN_SERVERS,
+        "                Element::Ip(ip) if !node.contains(&ip) => Some(ip),",
+        "                Element::Ip(ip) if node.contains(&ip) => Some(ip),",
         "virtual servers stay whose address was removed before the process ended",
     ),
 ];

@@ -1,15 +1,17 @@
 //! Removing all that ipvs mode installs, kube-proxy's too.
 
-use std::{collections::BTreeSet, net::IpAddr};
-
 use ipnet::IpNet;
 use ipvs::{
     Change, Ipvs, ServerId,
-    ipset::{Element, IpSets, TEMPORARY},
+    ipset::{IpSets, TEMPORARY},
     is_gone,
 };
 use net::Family;
-use netlink::{Protocol, Socket, addresses, links};
+use netlink::{
+    Protocol, Socket,
+    addresses::{self, Address},
+    links,
+};
 use nix::errno::Errno;
 use xtables::{
     remove::{Owned, OwnedChain, Preserved},
@@ -18,7 +20,7 @@ use xtables::{
 
 use super::{
     Error,
-    own_servers::{NamedFrontends, OwnServers},
+    own_servers::OwnServers,
     plan::{LINK, Set, interest, is_excluded},
 };
 use crate::{
@@ -183,27 +185,14 @@ fn read_own(
     let (bound, own): (Vec<_>, Vec<_>) = addresses::list(route)?
         .into_iter()
         .partition(|address| Some(address.index) == link);
-    let mut members = |set: Set, family| {
+    let members = |set: Set, family| {
         let Some(sets) = &mut sets else {
             return Ok(Vec::new());
         };
         sets.members_if_there(set.name(family))
     };
-    let node: BTreeSet<IpAddr> = own.into_iter().map(|address| address.address).collect();
-    let mut services: BTreeSet<IpAddr> = bound.into_iter().map(|a| a.address).collect();
-    for family in Family::ALL {
-        for element in members(Set::ServiceIps, family)? {
-            services.extend(match element {
-                Element::Ip(ip) if !node.contains(&ip) => Some(ip),
-                _ => None,
-            });
-        }
-    }
-    Ok(OwnServers {
-        services,
-        node,
-        named: NamedFrontends::read(members)?,
-    })
+    let ips = |addresses: Vec<Address>| addresses.into_iter().map(|one| one.address).collect();
+    OwnServers::read(members, ips(bound), ips(own))
 }
 
 /// `None` where the kernel has no such thing.

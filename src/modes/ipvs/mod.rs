@@ -38,7 +38,7 @@ use xtables::Engine;
 
 pub use self::{
     cleanup::{Installed, chains, virtual_servers},
-    own_servers::NamedFrontends,
+    own_servers::{NamedFrontends, OwnServers},
     plan::Options,
     saved::saved,
 };

@@ -8,8 +8,8 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use hashbrown::{HashMap, HashSet};
-use ipvs::{Forwarding, VirtualServer, ipset::Element};
+use hashbrown::HashMap;
+use ipvs::{Forwarding, VirtualServer};
 use net::{Family, PerFamily};
 use netlink::{
     Error,
@@ -19,8 +19,8 @@ use netlink::{
 use super::{
     clients::Clients,
     desired::Desired,
-    own_servers::NamedFrontends,
-    plan::{self, NodeContext, Options, ServerId, Set},
+    own_servers::OwnServers,
+    plan::{self, NodeContext, Options, ServerId},
 };
 use crate::{node::Served, services::ServiceMap};
 
@@ -106,27 +106,12 @@ impl Listing {
                 || applied.contains_key(frontend)
                 || addresses.contains(&frontend.address.ip())
         };
-        let at_node =
-            |frontend: &ServerId| desired.node().addresses.contains(&frontend.address.ip());
-        let named = if servers.keys().any(|f| !is_known(f)) {
-            NamedFrontends::read(|set, family| clients.members(set, family))?
-        } else {
-            NamedFrontends::default()
-        };
-        let others = |f: &&ServerId| !is_known(f) && !at_node(f);
-        let of_services: Vec<Element> = match servers.keys().find(others) {
-            Some(_) => clients.members(Set::ServiceIps, family)?,
-            None => Vec::new(),
-        };
-        let of_services: HashSet<Element> = of_services.into_iter().collect();
-        servers.retain(|f, _| {
-            is_known(f)
-                || if at_node(f) {
-                    named.has(f)
-                } else {
-                    of_services.contains(&Element::Ip(f.address.ip())) || named.has_exactly(f)
-                }
-        });
+        if servers.keys().any(|f| !is_known(f)) {
+            let node = desired.node().addresses.clone();
+            let members = |set, family| clients.members(set, family);
+            let own = OwnServers::read(members, BTreeSet::new(), node)?;
+            servers.retain(|f, _| is_known(f) || own.has(f));
+        }
         Ok(Observed {
             servers,
             addresses,

@@ -14,13 +14,37 @@ use super::plan::{Member, Set};
 pub struct OwnServers {
     /// Addresses of Services: those of the dummy link, and of the set that names them.
     pub services: BTreeSet<IpAddr>,
-    /// The node's own addresses.
-    pub node: BTreeSet<IpAddr>,
+    /// The node's own addresses; `None`: any address may be one.
+    pub node: Option<BTreeSet<IpAddr>>,
     /// The frontends at the node's own addresses that the sets name.
     pub named: NamedFrontends,
 }
 
 impl OwnServers {
+    /// Reads the criteria; `members` returns the members of a set. `services` are the addresses of
+    /// the dummy link, `node` those of other links.
+    ///
+    /// # Errors
+    /// Those of `members`.
+    pub fn read<E>(
+        mut members: impl FnMut(Set, Family) -> Result<Vec<Element>, E>,
+        mut services: BTreeSet<IpAddr>,
+        node: BTreeSet<IpAddr>,
+    ) -> Result<OwnServers, E> {
+        for family in Family::ALL {
+            let of_services = members(Set::ServiceIps, family)?.into_iter();
+            services.extend(of_services.filter_map(|element| match element {
+                Element::Ip(ip) if !node.contains(&ip) => Some(ip),
+                _ => None,
+            }));
+        }
+        Ok(OwnServers {
+            services,
+            node: Some(node),
+            named: NamedFrontends::read(members)?,
+        })
+    }
+
     /// Returns true if the virtual server of that name is ours: at an address of
     /// a Service, or where a set names it. A node port's number alone says nothing, unless the
     /// address is one of this node.
@@ -28,7 +52,7 @@ impl OwnServers {
         let ip = id.address.ip();
         self.services.contains(&ip)
             || self.named.has_exactly(id)
-            || self.node.contains(&ip) && self.named.has(id)
+            || self.node.as_ref().is_none_or(|node| node.contains(&ip)) && self.named.has(id)
     }
 }
 
@@ -124,7 +148,7 @@ mod tests {
         };
         let own = OwnServers {
             services: [ip("10.96.0.1"), ip("fd00:96::1")].into(),
-            node: [ip("192.0.2.10"), ip("192.0.2.11"), ip("2001:db8::10")].into(),
+            node: Some([ip("192.0.2.10"), ip("192.0.2.11"), ip("2001:db8::10")].into()),
             named: NamedFrontends::read(members).expect("members"),
         };
         for (protocol, address, ours) in [
