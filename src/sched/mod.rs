@@ -200,7 +200,7 @@ fn next_usable(
 }
 
 /// Computes the greatest common divisor of the weights that are not 0; 0 if there is none.
-fn weight_gcd(weights: impl Iterator<Item = u32>) -> u32 {
+pub fn weight_gcd(weights: impl Iterator<Item = u32>) -> u32 {
     weights.fold(0, |mut a, mut b| {
         while b > 0 {
             (a, b) = (b, a % b);

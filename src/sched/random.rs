@@ -1,9 +1,7 @@
 //! `random`: each connection is drawn independently, in proportion to the weights. Not in IPVS;
 //! iptables mode picks like this.
 //!
-//! A draw takes O(1) for any number of real servers: Walker's alias method with Vose's construction
-//! (M. D. Vose, "A linear algorithm for generating random numbers with a given distribution",
-//! 1991), in integers.
+//! A draw is a binary search in the running sums of the weights.
 
 use std::{
     hash::{BuildHasher, Hasher, RandomState},
@@ -17,19 +15,10 @@ const DRAWS: usize = 8;
 
 #[derive(Debug)]
 pub(super) struct Random {
-    columns: Box<[Column]>,
-    /// Height of each column.
-    height: u64,
+    /// The sum of the weights up to each real server. It stays below 2^64, since weights and indices
+    /// are below 2^32.
+    sums: Box<[u64]>,
     numbers: Numbers,
-}
-
-/// A column of the alias table: up to `split` it belongs to `own`, above to
-/// `alias`.
-#[derive(Debug)]
-struct Column {
-    split: u64,
-    own: u32,
-    alias: u32,
 }
 
 impl Random {
@@ -38,41 +27,20 @@ impl Random {
     }
 
     fn seeded(servers: &[RealServer], seed: u64) -> Self {
-        let weighted = || servers.iter().enumerate().filter(|(_, s)| s.weight > 0);
-        let count = weighted().count() as u64;
-        // Both the sum of weights and weight × count stay below 2^64, since
-        // weights and indices are below 2^32.
-        let height: u64 = weighted().map(|(_, s)| u64::from(s.weight)).sum();
-        let mut columns: Box<[Column]> = weighted()
-            .map(|(i, s)| Column {
-                split: u64::from(s.weight) * count,
-                own: i as u32,
-                alias: i as u32,
-            })
-            .collect();
-        // A column that is too low is filled from one that is too high.
-        let (mut low, mut high): (Vec<usize>, Vec<usize>) =
-            (0..columns.len()).partition(|&c| columns[c].split < height);
-        while let (Some(short), Some(&tall)) = (low.pop(), high.last()) {
-            columns[short].alias = columns[tall].own;
-            columns[tall].split -= height - columns[short].split;
-            if columns[tall].split < height {
-                high.pop();
-                low.push(tall);
-            }
-        }
+        let sums = servers.iter().scan(0, |sum, server| {
+            *sum += u64::from(server.weight);
+            Some(*sum)
+        });
         Random {
-            columns,
-            height,
+            sums: sums.collect(),
             numbers: Numbers(AtomicU64::new(seed)),
         }
     }
 
     fn draw(&self) -> Option<usize> {
-        let column = below(self.numbers.next(), self.columns.len() as u64);
-        let column = self.columns.get(column as usize)?;
-        let side = below(self.numbers.next(), self.height) < column.split;
-        Some(if side { column.own } else { column.alias } as usize)
+        let point = below(self.numbers.next(), *self.sums.last()?);
+        let drawn = self.sums.partition_point(|sum| *sum <= point);
+        Some(drawn).filter(|drawn| *drawn < self.sums.len())
     }
 }
 
@@ -127,7 +95,7 @@ mod tests {
     use super::{super::tests::*, *};
 
     #[test]
-    fn the_table_holds_exactly_the_weights() {
+    fn the_sums_hold_exactly_the_weights() {
         for weights in [
             &[1, 1, 1][..],
             &[3, 1],
@@ -138,15 +106,18 @@ mod tests {
         ] {
             let servers = servers(weights);
             let random = Random::seeded(&servers, 1);
-            let mut share = vec![0u64; weights.len()];
-            for column in &random.columns {
-                let own = column.split.min(random.height);
-                share[column.own as usize] += own;
-                share[column.alias as usize] += random.height - own;
-            }
-            let count = random.columns.len() as u64;
-            let expected: Vec<_> = weights.iter().map(|&w| u64::from(w) * count).collect();
-            assert_eq!(share, expected, "{weights:?}");
+            let before = [0].into_iter().chain(random.sums.iter().copied());
+            let shares = random
+                .sums
+                .iter()
+                .zip(before)
+                .map(|(sum, before)| sum - before);
+            assert!(
+                shares.eq(weights.iter().map(|&w| u64::from(w))),
+                "{weights:?}"
+            );
+            let none = weights.iter().all(|weight| *weight == 0);
+            assert_eq!(random.draw().is_none(), none, "{weights:?}");
         }
     }
 

@@ -4,7 +4,7 @@
 use std::{collections::HashMap, net::SocketAddr, num::NonZeroU32};
 
 use crate::{
-    sched::{maglev_size, maglev_table},
+    sched::{maglev_size, maglev_table, weight_gcd},
     services::{Endpoint, ServicePort},
 };
 
@@ -120,9 +120,9 @@ fn room(taken: usize, before: u32) -> u32 {
 /// weights allow.
 fn shares(endpoints: &[&Endpoint]) -> Vec<(SocketAddr, u64)> {
     // Of weights, so that the number of slots stays while shares grow.
-    let weights = endpoints.iter().map(|endpoint| u64::from(endpoint.weight));
-    let divisor = weights.fold(0, greatest_common_divisor).max(1);
-    let whole = |endpoint: &&Endpoint| u64::from(endpoint.share()) / divisor;
+    let weights = endpoints.iter().map(|endpoint| u32::from(endpoint.weight));
+    let divisor = weight_gcd(weights).max(1);
+    let whole = |endpoint: &&Endpoint| u64::from(endpoint.share() / divisor);
     let sum = endpoints.iter().map(whole).sum::<u64>();
     let most = MOST.max(endpoints.len() as u64);
     let share = |endpoint: &&Endpoint| {
@@ -136,13 +136,6 @@ fn shares(endpoints: &[&Endpoint]) -> Vec<(SocketAddr, u64)> {
     };
     let fitting = endpoints.iter().take(LOCAL as usize);
     fitting.map(share).collect()
-}
-
-fn greatest_common_divisor(a: u64, b: u64) -> u64 {
-    match b {
-        0 => a,
-        b => greatest_common_divisor(b, a % b),
-    }
 }
 
 /// Gives slots to endpoints by their shares. An endpoint that had a slot `before` keeps
