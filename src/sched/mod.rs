@@ -46,8 +46,6 @@ mod name;
 mod nq;
 mod order;
 mod random;
-#[cfg(test)]
-mod recorded;
 mod rr;
 mod sed;
 mod seed;

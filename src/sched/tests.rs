@@ -1,5 +1,7 @@
 //! Properties of every scheduler, and helpers for the tests of each.
 
+mod recorded;
+
 use std::{
     alloc::{GlobalAlloc, Layout, System},
     cell::Cell,

@@ -126,11 +126,15 @@ impl Counts {
 }
 
 #[cfg(test)]
-impl Counts {
-    /// Sets the last counts for each endpoint of `port` to `connections`.
-    pub fn known(&self, port: &ServicePort, connections: u64) {
-        let chains = endpoint_chains(port).into_iter();
-        let found = chains.map(|(_, chain)| (Box::from(chain), connections));
-        self.found.store(Some(Arc::new(found.collect())));
+mod tests {
+    use super::*;
+
+    impl Counts {
+        /// Sets the last counts for each endpoint of `port` to `connections`.
+        pub fn known(&self, port: &ServicePort, connections: u64) {
+            let chains = endpoint_chains(port).into_iter();
+            let found = chains.map(|(_, chain)| (Box::from(chain), connections));
+            self.found.store(Some(Arc::new(found.collect())));
+        }
     }
 }

@@ -116,25 +116,6 @@ impl Options {
             },
         }
     }
-
-    /// Returns the options where nothing is configured.
-    #[cfg(test)]
-    pub(in crate::modes::nftables) fn usual(family: Family) -> Options {
-        Options {
-            family,
-            detect_local: DetectLocal::Unknown,
-            node_ip: None,
-            masquerade_all: false,
-            masquerade_mark: 0x4000,
-            node_ports: None,
-            service_cidrs: Vec::new(),
-            tcp_be_liberal: false,
-            counted: Namespaces::None,
-            features: Features::all(),
-            node_addresses: Vec::new(),
-            refused_on_loopback: vec![Protocol::Udp, Protocol::Sctp],
-        }
-    }
 }
 
 /// Returns the protocols whose node ports are refused on loopback addresses of `family`, as in

@@ -8,7 +8,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::{tests::*, *};
+use super::*;
 
 /// Returns a scheduler whose set grew one by one, as in the recording.
 fn grown(name: SchedulerName, servers: &[RealServer]) -> Box<dyn Scheduler> {
