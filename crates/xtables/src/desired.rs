@@ -52,6 +52,14 @@ pub struct RuleSet {
     pub jumps: Vec<Jump>,
 }
 
+impl RuleSet {
+    /// Removes everything that is in `table`.
+    pub fn leave_out(&mut self, table: Table) {
+        self.chains.retain(|chain| chain.table != table);
+        self.jumps.retain(|jump| jump.table != table);
+    }
+}
+
 /// A chain that does not depend on owners.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct FixedChain {

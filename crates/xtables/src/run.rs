@@ -102,6 +102,28 @@ impl Writer {
         Ok(observed)
     }
 
+    /// As [`observe`](Self::observe), without table mangle if that cannot be read: no packet of a
+    /// Service depends on it, so the other tables are compared all the same. Also returns why.
+    ///
+    /// # Errors
+    /// With the message of the program.
+    pub async fn observe_readable(
+        &self,
+        interest: InterestIn,
+        tables: &[Table],
+        mut also: impl FnMut(Table, &str),
+    ) -> Result<(Observed, Option<Error>), Error> {
+        match self.observe(interest, tables, &mut also).await {
+            Err(unread) if unread.is_about_mangle() => {
+                let others = tables.iter().copied();
+                let others: Vec<_> = others.filter(|table| *table != Table::Mangle).collect();
+                let observed = self.observe(interest, &others, also).await?;
+                Ok((observed, Some(unread)))
+            }
+            observed => Ok((observed?, None)),
+        }
+    }
+
     /// Returns the most [weight](Group::weight) of a transaction. The time that
     /// iptables-nft-restore takes grows with the square of the number of chains in one,
     /// and each costs the kernel the time that it takes to list all chains of the

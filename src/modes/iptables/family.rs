@@ -25,7 +25,7 @@ use super::{
     counters::Counters,
     diff::{Change, Full, Limits},
     execute::Execution,
-    observe::observe,
+    observe::interest,
     plan::{self, Options},
     setup::{open_loopback, settings, without_unsettable},
 };
@@ -146,7 +146,10 @@ impl ServedFamily {
 
     /// Reads the kernel's rules. If table mangle cannot be read, that is logged once.
     async fn observe(&mut self) -> Result<Observed, Error> {
-        let (observed, unread) = observe(&self.writer).await?;
+        let observed = self
+            .writer
+            .observe_readable(interest, &Table::ALL, |_, _| {});
+        let (observed, unread) = observed.await?;
         self.has_mangle = unread.is_none();
         if let Some(error) = unread {
             let why = format!(
@@ -163,9 +166,9 @@ impl ServedFamily {
     /// The rules that do not depend on Services, in the tables that can be read.
     fn fixed(&self, options: &Options) -> RuleSet {
         let mut fixed = plan::fixed(options);
-        let is_readable = |table| table != Table::Mangle || self.has_mangle;
-        fixed.chains.retain(|chain| is_readable(chain.table));
-        fixed.jumps.retain(|jump| is_readable(jump.table));
+        if !self.has_mangle {
+            fixed.leave_out(Table::Mangle);
+        }
         fixed
     }
 

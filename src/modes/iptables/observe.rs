@@ -1,33 +1,11 @@
-//! The rules of this mode in the kernel.
+//! How the rules of this mode in the kernel are compared.
 
-use xtables::{
-    Error,
-    observed::{Interest, Observed},
-    rule::Table,
-    run::Writer,
-};
+use xtables::{observed::Interest, rule::Table};
 
 use super::plan::names;
 
 /// How names of kube-proxy's chains before 1.24 begin that later ones do not have.
 const OLD: &str = "KUBE-XLB-";
-
-/// Reads the chains of this mode in all tables. Also returns why table mangle was not read, if that
-/// failed: no packet of a Service depends on it, so the other tables are compared all the same.
-///
-/// # Errors
-/// With the message of the program.
-pub async fn observe(writer: &Writer) -> Result<(Observed, Option<Error>), Error> {
-    match writer.observe(interest, &Table::ALL, |_, _| {}).await {
-        Ok(observed) => Ok((observed, None)),
-        Err(unread) if unread.is_about_mangle() => {
-            let others = [Table::Filter, Table::Nat];
-            let observed = writer.observe(interest, &others, |_, _| {}).await?;
-            Ok((observed, Some(unread)))
-        }
-        Err(error) => Err(error),
-    }
-}
 
 /// Returns how a chain is compared, which does not depend on its table.
 pub fn interest(_: Table, chain: &str) -> Interest {

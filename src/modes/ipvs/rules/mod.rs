@@ -1,6 +1,5 @@
 //! The rules of one family, and which of them are known to be applied.
 
-mod outline;
 mod tables;
 mod writer;
 

@@ -13,11 +13,7 @@ use xtables::{
     words::{Line, target},
 };
 
-use super::outline::Outline;
 use crate::modes::{Difference, ipvs::plan::interest};
-
-/// How often rules are written in a row if another program changes them in between.
-const ATTEMPTS: usize = 3;
 
 /// Fate of the rules that were applied before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,18 +43,9 @@ pub struct Tables {
     attempted: Option<RuleSet>,
     /// The fate of the rules that were applied before.
     previous: Previous,
-    /// Content of the tables right after rules were written, where the program words them otherwise
-    /// than we do.
-    reworded: Option<Reworded>,
     /// Changes that wait until the virtual servers are there: iptables mode serves the traffic
     /// until then, through a chain of the same name.
     later: Option<Takeover>,
-}
-
-#[derive(Debug)]
-struct Reworded {
-    rules: RuleSet,
-    observed: Observed,
 }
 
 #[derive(Debug)]
@@ -76,7 +63,6 @@ impl Tables {
             in_force: None,
             attempted: None,
             previous: Previous::InForce,
-            reworded: None,
             later: None,
         }
     }
@@ -97,37 +83,18 @@ impl Tables {
     /// # Errors
     /// When the program failed; the next call reads the tables again.
     pub async fn ensure(&mut self, mut rules: RuleSet) -> Result<Ensured, Error> {
-        match self.ensure_all(rules.clone()).await {
-            Ok(repaired) => Ok(Ensured {
-                repaired,
-                unread: None,
-            }),
-            Err(unread) if unread.is_about_mangle() => {
-                let known = [&mut self.in_force, &mut self.attempted];
-                known.into_iter().flatten().for_each(leave_out_mangle);
-                if self.reworded.take_if(|it| has_mangle(&it.rules)).is_some() {
-                    self.in_force = None;
-                }
-                leave_out_mangle(&mut rules);
-                let repaired = self.ensure_all(rules).await?;
-                Ok(Ensured {
-                    repaired,
-                    unread: Some(unread),
-                })
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    /// As [`ensure`](Self::ensure), in tables that can all be read. Returns what was applied
-    /// before and was changed by another program.
-    async fn ensure_all(&mut self, rules: RuleSet) -> Result<Vec<String>, Error> {
         let mut is_iptables_mode = false;
-        let observed = self
-            .observe(&rules, |table, line| {
-                is_iptables_mode |= leads_to_iptables_mode(table, line);
-            })
-            .await?;
+        let also = |table, line: &str| is_iptables_mode |= leads_to_iptables_mode(table, line);
+        let (observed, unread) = self.observe(&rules, also).await?;
+        if unread.is_some() {
+            let known = [
+                Some(&mut rules),
+                self.in_force.as_mut(),
+                self.attempted.as_mut(),
+            ];
+            let known = known.into_iter().flatten();
+            known.for_each(|rules| rules.leave_out(Table::Mangle));
+        }
         let changed = self.changed(&observed);
         self.previous = if changed.is_empty() {
             Previous::InForce
@@ -135,23 +102,21 @@ impl Tables {
             Previous::Lost
         };
         let transaction = self.difference(&observed, &rules);
-        if transaction.is_empty() || self.is_reworded(&rules, &observed) {
-            self.is_in_force(rules);
-            return Ok(Vec::new());
+        let mut repaired = Vec::new();
+        if !transaction.is_empty() {
+            self.attempted = Some(rules.clone());
+            if is_iptables_mode {
+                let now = [Phase::Close, Phase::Open];
+                self.writer.run_phases(&transaction, &now).await?;
+                let rules = rules.clone();
+                self.later = Some(Takeover { transaction, rules });
+            } else {
+                self.writer.run_phases(&transaction, &Phase::ALL).await?;
+                repaired = changed;
+            }
         }
-        self.attempted = Some(rules.clone());
-        if is_iptables_mode {
-            let now = [Phase::Close, Phase::Open];
-            self.writer.run_phases(&transaction, &now).await?;
-            self.later = Some(Takeover {
-                transaction,
-                rules: rules.clone(),
-            });
-            self.is_in_force(rules);
-            return Ok(Vec::new());
-        }
-        self.write(&transaction, &Phase::ALL, rules).await?;
-        Ok(changed)
+        self.is_in_force(rules);
+        Ok(Ensured { repaired, unread })
     }
 
     /// Returns how the tables differ from `rules`, as far as they can be read. Changes nothing.
@@ -159,24 +124,14 @@ impl Tables {
     /// # Errors
     /// When the program failed.
     pub async fn compare(&self, rules: &RuleSet) -> Result<Vec<Difference>, Error> {
-        let observed = self.observe(rules, |_, _| {}).await;
-        let (rules, observed) = match observed {
-            Err(unread) if unread.is_about_mangle() => {
-                let mut readable = rules.clone();
-                leave_out_mangle(&mut readable);
-                let others = [Table::Filter, Table::Nat];
-                let observed = self.writer.observe(interest, &others, |_, _| {}).await?;
-                (Cow::Owned(readable), observed)
-            }
-            observed => (Cow::Borrowed(rules), observed?),
-        };
-        let rules = &*rules;
-        if self.is_reworded(rules, &observed) {
-            return Ok(Vec::new());
+        let (observed, unread) = self.observe(rules, |_, _| {}).await?;
+        let mut rules = Cow::Borrowed(rules);
+        if unread.is_some() {
+            rules.to_mut().leave_out(Table::Mangle);
         }
         let family = self.writer.family();
         let chains = observed.chains();
-        let transaction = self.difference(&observed, rules);
+        let transaction = self.difference(&observed, &rules);
         let steps = transaction.groups.iter().flat_map(|group| &group.ops);
         let differences = steps.map(|op| Difference::of_step(None, op, &chains, family));
         Ok(differences.collect())
@@ -193,7 +148,10 @@ impl Tables {
             Some(Takeover { transaction, rules }) => {
                 self.in_force = None;
                 self.attempted = Some(rules.clone());
-                self.write(&transaction, &[Phase::Translate], rules).await
+                let phases = [Phase::Translate];
+                self.writer.run_phases(&transaction, &phases).await?;
+                self.is_in_force(rules);
+                Ok(())
             }
             None => Ok(()),
         }
@@ -203,11 +161,7 @@ impl Tables {
     /// caused that.
     fn changed(&self, observed: &Observed) -> Vec<String> {
         let unlike = |rules: &RuleSet| self.difference(observed, rules).repaired();
-        let before = self.in_force.as_ref();
-        let mut changed = match before.filter(|before| !self.is_reworded(before, observed)) {
-            Some(before) => unlike(before),
-            None => return Vec::new(),
-        };
+        let mut changed = self.in_force.as_ref().map(unlike).unwrap_or_default();
         if let Some(attempted) = &self.attempted {
             let neither = unlike(attempted);
             changed.retain(|what| neither.contains(what));
@@ -225,80 +179,21 @@ impl Tables {
         self.previous = Previous::InForce;
     }
 
-    /// Runs these phases of `transaction`, after which `rules` are applied, and reads how the
-    /// program words them.
-    ///
-    /// A change by another program in between must not be taken for the program's wording: it would
-    /// count as applied from then on. So such rules are written again.
-    async fn write(
-        &mut self,
-        transaction: &Transaction<()>,
-        phases: &[Phase],
-        rules: RuleSet,
-    ) -> Result<(), Error> {
-        self.writer.run_phases(transaction, phases).await?;
-        self.reworded = None;
-        for _ in 0..ATTEMPTS {
-            let mut outline = Outline::of(&rules, self.writer.family());
-            let observed = self.observe(&rules, |table, line| outline.line(table, line));
-            let observed = observed.await?;
-            let left = self.difference(&observed, &rules);
-            if left.is_empty() {
-                self.is_in_force(rules);
-                return Ok(());
-            }
-            if outline.is_found() {
-                self.reworded = Some(Reworded {
-                    rules: rules.clone(),
-                    observed,
-                });
-                self.is_in_force(rules);
-                return Ok(());
-            }
-            self.writer.run_phases(&left, &Phase::ALL).await?;
-        }
-        Err(Error::Failed {
-            program: self.writer.program().to_owned(),
-            message: format!(
-                "rules were written {ATTEMPTS} times, and another program changed them each time \
-                 before they were read; stop the program that changes chains of Services"
-            ),
-            line: None,
-            is_killed: false,
-        })
-    }
-
-    /// Returns true if the tables hold `rules` as the program words them.
-    fn is_reworded(&self, rules: &RuleSet, observed: &Observed) -> bool {
-        let reworded = self.reworded.as_ref();
-        reworded.is_some_and(|written| written.rules == *rules && written.observed == *observed)
-    }
-
-    /// Reads the tables that have chains of `rules`, or had them before. Every line is
-    /// shown to `also`.
+    /// Reads the tables that have chains of `rules`, or had them before; also returns why table
+    /// mangle was not read. Every line is shown to `also`.
     async fn observe(
         &self,
         rules: &RuleSet,
         also: impl FnMut(Table, &str),
-    ) -> Result<Observed, Error> {
+    ) -> Result<(Observed, Option<Error>), Error> {
         let all = [Some(rules), self.in_force.as_ref(), self.attempted.as_ref()];
         let mut tables = Table::ALL.to_vec();
         tables.retain(|table| {
             let mut chains = all.into_iter().flatten().flat_map(|rules| &rules.chains);
             chains.any(|chain| chain.table == *table)
         });
-        self.writer.observe(interest, &tables, also).await
+        self.writer.observe_readable(interest, &tables, also).await
     }
-}
-
-fn has_mangle(rules: &RuleSet) -> bool {
-    let mut chains = rules.chains.iter();
-    chains.any(|chain| chain.table == Table::Mangle)
-}
-
-fn leave_out_mangle(rules: &mut RuleSet) {
-    rules.chains.retain(|chain| chain.table != Table::Mangle);
-    rules.jumps.retain(|jump| jump.table != Table::Mangle);
 }
 
 /// Returns true for a rule that has traffic of Services jump to chains of iptables mode.
@@ -313,15 +208,21 @@ fn leads_to_iptables_mode(table: Table, line: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use net::Family;
+    use ipvs::ipset::IpSets;
+    use net::{Family, PerFamily};
     use testing::{block_on, in_namespace, sh, skip};
     use xtables::{
         Engine, Xtables,
         desired::{FixedChain, Jump, Place},
+        features::Features,
         rule::{Rule, Target},
     };
 
     use super::*;
+    use crate::modes::{
+        detect_local::DetectLocal,
+        ipvs::plan::{self, NodeContext, NonEmptySets},
+    };
 
     /// Rules that iptables has no words for, in a chain that it would use.
     const OF_NFT: &str = "nft 'add table ip mangle
@@ -348,6 +249,48 @@ mod tests {
             chains: places.map(chain).into(),
             jumps: places.map(jump).into(),
         }
+    }
+
+    /// Otherwise each full sync would write the rules again.
+    #[test]
+    fn each_program_words_the_rules_as_we_do() {
+        in_namespace(|| {
+            let made = IpSets::open().and_then(|mut sets| {
+                let mut all = Family::ALL.into_iter().flat_map(|family| {
+                    let all = NonEmptySets::all().into_iter();
+                    all.map(move |set| set.kernel_set(family))
+                });
+                all.try_for_each(|set| sets.create(&set))
+            });
+            if let Err(error) = made {
+                return skip(format!("no sets: {error}"));
+            }
+            for (family, masquerade_all) in
+                Family::ALL.map(|one| [(one, false), (one, true)]).concat()
+            {
+                let node = NodeContext {
+                    masquerade_all,
+                    masquerade_mark: 0x4000,
+                    detect_local: PerFamily::each(|_| DetectLocal::Through("cali+".to_owned())),
+                    ..NodeContext::default()
+                };
+                let rules = plan::rules(family, &node, &Features::all(), NonEmptySets::all());
+                block_on(async {
+                    let engines = Xtables::engines(family).await;
+                    for engine in [Engine::NfTables, Engine::Legacy] {
+                        let Some(writer) = engines.writer(engine) else {
+                            continue;
+                        };
+                        let mut tables = Tables::new(writer.clone());
+                        tables.ensure(rules.clone()).await.unwrap();
+                        let left = tables.compare(&rules).await.unwrap();
+                        assert!(left.is_empty(), "{family}, {engine:?}: {left:?}");
+                        let again = tables.ensure(rules.clone()).await.unwrap();
+                        assert_eq!(again.repaired, [""; 0], "{family}, {engine:?}");
+                    }
+                });
+            }
+        });
     }
 
     #[test]
