@@ -27,7 +27,6 @@ pub mod run;
 pub mod sync_watch;
 mod toolkit;
 pub mod transaction;
-pub mod watch;
 pub mod words;
 
 use net::Family;

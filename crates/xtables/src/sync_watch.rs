@@ -5,6 +5,8 @@
 //! nf_tables notifies of each change, and counts them. The legacy engine shows the size of
 //! each table.
 
+use std::time::{Duration, Instant};
+
 use net::Family;
 
 use super::{
@@ -12,8 +14,11 @@ use super::{
     chains::{ChainWatcher, Count, sizes},
     info::Size,
     remove::Owned,
-    watch::Left,
 };
+
+/// How long it is not logged again that changes may have been missed; everything is read
+/// each time.
+const PAUSE: Duration = Duration::from_secs(10);
 
 /// Watches chains of one family.
 pub struct SyncWatch {
@@ -55,6 +60,15 @@ struct Generations {
     right: Option<u32>,
     /// Our chains as we left them.
     left: Left,
+}
+
+/// How often chains in nf_tables had been changed when a sync left them.
+#[derive(Clone, Copy, Debug, Default)]
+struct Left {
+    /// The count then; `None`: they may have been changed by others at that time.
+    count: Option<Count>,
+    /// When it was logged last that changes may have been missed.
+    missed: Option<Instant>,
 }
 
 impl SyncWatch {
@@ -146,6 +160,15 @@ impl SyncWatch {
         }
     }
 
+    /// Records that the chains are as they should be now, if all that is known of a sync is when it
+    /// ended: a change by others between the sync and this call is not noticed.
+    pub fn record(&mut self) {
+        match &mut self.record {
+            Record::Legacy(there) => there.left = Some(sizes(self.family, self.owned.tables)),
+            Record::NfTables(generations) => generations.left.count = generations.now(),
+        }
+    }
+
     /// Returns true if no process changed any rules since a sync last found all of ours to be
     /// right.
     pub fn is_unchanged(&mut self) -> bool {
@@ -211,5 +234,32 @@ impl Generations {
     fn is_unmodified(&mut self) -> bool {
         let watcher = self.watcher.as_mut();
         watcher.is_none_or(|watcher| self.left.is_unmodified(watcher))
+    }
+}
+
+impl Left {
+    /// Returns true if the chains were left as `now` says.
+    fn is(&self, now: Count) -> bool {
+        let left = self.count;
+        left.is_some_and(|left| (left.changed, left.missed) == (now.changed, now.missed))
+    }
+
+    /// Returns true if the chains that `watcher` counts changes of are as they were left, or if the
+    /// kernel does not say.
+    fn is_unmodified(&mut self, watcher: &mut ChainWatcher) -> bool {
+        let Some(now) = watcher.check() else {
+            return true;
+        };
+        let Some(left) = self.count else {
+            return false;
+        };
+        if left.missed == now.missed {
+            return self.is(now);
+        }
+        let is_paused = self.missed.is_some_and(|last| last.elapsed() < PAUSE);
+        if !is_paused {
+            self.missed = Some(Instant::now());
+        }
+        is_paused
     }
 }

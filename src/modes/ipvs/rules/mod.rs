@@ -6,7 +6,7 @@ mod writer;
 use std::time::Duration;
 
 use net::Family;
-use xtables::{Engine, watch::Watch};
+use xtables::{Engine, sync_watch::SyncWatch};
 
 pub use self::writer::RuleWriter;
 use self::{
@@ -26,7 +26,7 @@ pub struct FamilyRules {
     /// An error: why nothing can write rules of this family, so that its Services are not served.
     writer: Result<RuleWriter, String>,
     /// Notices changes by others.
-    watch: Option<Watch>,
+    watch: Option<SyncWatch>,
     in_force: InForce,
     /// Repaired changes of other programs.
     repaired: Vec<String>,
@@ -83,7 +83,7 @@ impl FamilyRules {
         let engine = writer.as_ref().ok().map(RuleWriter::engine);
         FamilyRules {
             family,
-            watch: engine.map(|engine| Watch::new(family, engine, &OWNED)),
+            watch: engine.map(|engine| SyncWatch::new(family, engine, &OWNED)),
             writer,
             in_force: InForce::default(),
             repaired: Vec::new(),
@@ -140,9 +140,10 @@ impl FamilyRules {
     /// Returns false if another process changed the applied rules, as far as that can be seen
     /// without reading them.
     pub fn is_unmodified(&mut self) -> bool {
-        let settled = self.next_check().is_none() && self.in_force.failure.is_none();
+        let InForce { sets, failure, .. } = &self.in_force;
+        let settled = self.next_check().is_none() && sets.is_some() && failure.is_none();
         let watch = self.watch.as_mut().filter(|_| settled);
-        watch.is_none_or(Watch::is_unmodified)
+        watch.is_none_or(SyncWatch::is_unmodified)
     }
 
     /// Returns how soon another sync should see whether rules were written; `None`: no request is
