@@ -63,8 +63,6 @@ pub enum ChainType {
     Filter,
     /// First packets of connections, to translate addresses.
     Nat,
-    /// As filter at output, and routes changed packets again.
-    Route,
 }
 
 impl ChainType {
@@ -72,12 +70,11 @@ impl ChainType {
         match self {
             ChainType::Filter => "filter",
             ChainType::Nat => "nat",
-            ChainType::Route => "route",
         }
     }
 
     fn named(name: &str) -> Option<ChainType> {
-        let all = [ChainType::Filter, ChainType::Nat, ChainType::Route];
+        let all = [ChainType::Filter, ChainType::Nat];
         all.into_iter().find(|t| t.name() == name)
     }
 }

@@ -7,20 +7,14 @@ use net::Family;
 
 use super::{
     datatype::{ByteOrder, DataType},
-    expression::{
-        Access, Comparison, Expression, Header, LookupData, Range, Register, Translation,
-    },
+    expression::{Access, Comparison, Expression, Header, LookupData, Register},
     field::{Field, len, load},
-    statement::{Dynset, Mark, MarkValue, Reject, SetName, Statement, Target, Test},
+    statement::{Dynset, MarkValue, Reject, SetName, Statement, Test},
 };
 
 /// Octets that a value which is no concatenation takes, as `nft` counts.
 const SINGLE: usize = 16;
-/// `NF_NAT_RANGE_PROTO_SPECIFIED` of `linux/netfilter/nf_nat.h`.
-const PORT_GIVEN: u32 = 2;
-/// `NF_NAT_RANGE_PROTO_RANDOM_FULLY` of `linux/netfilter/nf_nat.h`.
-const FULLY_RANDOM: u32 = 16;
-/// `NFT_META_MARK` and `NFT_CT_MARK`
+/// `NFT_META_MARK` of `linux/netfilter/nf_tables.h`.
 const MARK: u32 = 3;
 /// `NFT_META_NFTRACE` of `linux/netfilter/nf_tables.h`.
 const NFTRACE: u32 = 12;
@@ -44,33 +38,16 @@ fn one(statement: &Statement, out: &mut Vec<Expression>) {
             out.push(mapped(map, LookupData::Verdict));
         }
         Statement::Verdict(verdict) => out.push(Expression::Verdict(verdict.clone())),
-        Statement::SetMark(of, value) => mark(*of, value, out),
-        Statement::Dnat(family, target) => {
-            translate(Translation::Destination, *family, target, out)
-        }
-        Statement::Snat(family, target) => translate(Translation::Source, *family, target, out),
-        Statement::Masquerade { fully_random } => out.push(Expression::Masquerade {
-            flags: if *fully_random { FULLY_RANDOM } else { 0 },
-        }),
-        Statement::Redirect(None) => out.push(Expression::Redirect {
-            port: None,
-            flags: 0,
-        }),
-        Statement::Redirect(Some(port)) => {
-            let register = Register::at(0);
-            out.push(Expression::immediate(register, &port.to_be_bytes()));
-            out.push(Expression::Redirect {
-                port: Some(register),
-                flags: PORT_GIVEN,
-            });
-        }
+        Statement::SetMark(value) => mark(*value, out),
+        Statement::Dnat(family, key, map) => translate(*family, key, map, out),
+        Statement::Masquerade => out.push(Expression::Masquerade),
         Statement::Reject(reject) => out.push(refusal(*reject)),
         Statement::Dynset(dynset) => change(dynset, out),
         Statement::Counter => out.push(Expression::Counter {
             packets: 0,
             bytes: 0,
         }),
-        Statement::Limit(limit) => out.push(Expression::Limit(*limit)),
+        Statement::Limit(rate) => out.push(Expression::Limit { rate: *rate }),
         Statement::Notrack => out.push(Expression::Notrack),
         Statement::BeginsTcp => begins_tcp(out),
         Statement::Trace => trace(out),
@@ -101,7 +78,10 @@ fn begins_tcp(out: &mut Vec<Expression>) {
 
 fn trace(out: &mut Vec<Expression>) {
     let register = Register::at(0);
-    out.push(Expression::immediate(register, &[1]));
+    out.push(Expression::Immediate {
+        to: register,
+        octets: [1].into(),
+    });
     out.push(Expression::Meta {
         key: NFTRACE,
         access: Access::Store(register),
@@ -129,16 +109,6 @@ fn matched(field: &Field, test: &Test, out: &mut Vec<Expression>) {
     match test {
         Test::Is(octets) => compare(Comparison::Equal, octets),
         Test::IsNot(octets) => compare(Comparison::NotEqual, octets),
-        Test::Within(low, high) => {
-            compare(Comparison::AtLeast, low);
-            compare(Comparison::AtMost, high);
-        }
-        Test::Outside(low, high) => out.push(Expression::Range {
-            from: register,
-            inverted: true,
-            low: low[..].into(),
-            high: high[..].into(),
-        }),
         Test::Any(bits) => {
             out.push(masked(*bits, 0));
             out.push(Expression::Compare {
@@ -246,62 +216,31 @@ fn mapped(map: &SetName, data: LookupData) -> Expression {
     }
 }
 
-fn mark(of: Mark, value: &MarkValue, out: &mut Vec<Expression>) {
-    let access = |access| match of {
-        Mark::Packet => Expression::Meta { key: MARK, access },
-        Mark::Connection => Expression::Ct {
-            key: MARK,
-            direction: None,
-            access,
-        },
-    };
+fn mark(value: MarkValue, out: &mut Vec<Expression>) {
+    let access = |access| Expression::Meta { key: MARK, access };
     let register = Register::at(0);
-    let mut combine = |mask, xor| {
-        out.push(access(Access::Load(register)));
-        out.push(masked(mask, xor));
-    };
-    match value {
-        MarkValue::Is(number) => {
-            out.push(Expression::immediate(register, &number.to_ne_bytes()));
-        }
-        MarkValue::Or(bits) => combine(!bits, *bits),
-        MarkValue::And(bits) => combine(*bits, 0),
-        MarkValue::Xor(bits) => combine(u32::MAX, *bits),
-        MarkValue::Of(field) => field.load(0, SINGLE, out),
-    }
+    out.push(access(Access::Load(register)));
+    out.push(match value {
+        MarkValue::Or(bits) => masked(!bits, bits),
+        MarkValue::Xor(bits) => masked(u32::MAX, bits),
+    });
     out.push(access(Access::Store(register)));
 }
 
-fn translate(of: Translation, family: Family, target: &Target, out: &mut Vec<Expression>) {
-    let mut range = Range {
-        address: Some(Register::at(0)),
-        ..Range::default()
+fn translate(family: Family, key: &[Field], map: &SetName, out: &mut Vec<Expression>) {
+    let address = Register::at(0);
+    // `nft` reserves room for the key in addition to that for the address.
+    let concat = if key.len() > 1 { len(key) } else { 0 };
+    key_of(key, map, SINGLE + concat, out);
+    out.push(mapped(map, LookupData::Register(address)));
+    let port = match &map.data[..] {
+        [address, _, ..] => Some(Register::at(address.padded())),
+        _ => None,
     };
-    match target {
-        Target::To(ip, port) => {
-            let octets = net::octets(ip);
-            out.push(Expression::immediate(Register::at(0), &octets));
-            if let Some(port) = port {
-                let register = Register::at(SINGLE);
-                out.push(Expression::immediate(register, &port.to_be_bytes()));
-                range.port = Some(register);
-                range.flags = PORT_GIVEN;
-            }
-        }
-        Target::Map(key, map) => {
-            // `nft` reserves room for the key in addition to that for the address.
-            let concat = if key.len() > 1 { len(key) } else { 0 };
-            key_of(key, map, SINGLE + concat, out);
-            out.push(mapped(map, LookupData::Register(Register::at(0))));
-            if let [address, _, ..] = &map.data[..] {
-                range.port = Some(Register::at(address.padded()));
-            }
-        }
-    }
-    out.push(Expression::Nat {
-        of,
+    out.push(Expression::Dnat {
         family: family.number().into(),
-        range,
+        address,
+        port,
     });
 }
 
@@ -311,8 +250,6 @@ fn refusal(reject: Reject) -> Expression {
     let (kind, code) = match reject {
         Reject::PortUnreachable(Family::V4) => (0, 3),
         Reject::PortUnreachable(Family::V6) => (0, 4),
-        Reject::AdminProhibited(Family::V4) => (0, 13),
-        Reject::AdminProhibited(Family::V6) => (0, 1),
         Reject::TcpReset => (1, 0),
     };
     Expression::Reject { kind, code }
@@ -332,17 +269,10 @@ fn change(dynset: &Dynset, out: &mut Vec<Expression>) {
         load(&dynset.data, data_at, free, out);
         data = Some(Register::at(data_at));
     }
-    let counter = dynset.counter.then_some(Expression::Counter {
-        packets: 0,
-        bytes: 0,
-    });
-    let limit = dynset.limit.map(Expression::Limit);
     out.push(Expression::Dynset {
         set: dynset.set.name.clone(),
-        op: dynset.op,
         key: Register::at(0),
         data,
         timeout: dynset.timeout,
-        with: counter.into_iter().chain(limit).collect(),
     });
 }

@@ -67,7 +67,7 @@ fn field(field: &Field) -> Option<(u32, UserData)> {
             let direction = direction.map_or(ANY, |d| d as u32);
             (CT, numbers(&[ct.number(), direction]))
         }
-        Field::Fib(fib) => (FIB, numbers(&[Fib::TYPE, fib.flags()])),
+        Field::Fib(fib) => (FIB, numbers(&[Fib::TYPE, *fib as u32])),
         Field::Numgen(n) => (NUMGEN, numbers(&[n.random.into(), n.modulus, n.offset])),
         _ => return None,
     })

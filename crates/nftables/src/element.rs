@@ -289,11 +289,7 @@ impl Found {
     /// Puts together the elements of `set` in all messages of its dump, in no order.
     pub fn elements(messages: Vec<Found>, set: &Set) -> Vec<Element> {
         let raw = messages.into_iter().flat_map(|found| found.0);
-        let raw = raw.filter(|raw| !raw.is_catchall).map(|mut raw| {
-            let own = |timeout: &mut Duration| Some(*timeout) == set.timeout;
-            raw.element.timeout.take_if(own);
-            raw
-        });
+        let raw = raw.filter(|raw| !raw.is_catchall);
         if !set.ranges_of_one() {
             return raw.map(|raw| raw.element).collect();
         }

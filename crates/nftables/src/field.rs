@@ -46,19 +46,16 @@ pub enum Meta {
     Mark = 3,
     /// Name of the interface by which it came.
     InputName = 6,
-    /// Name of the interface by which it goes.
-    OutputName = 7,
 }
 
 impl Meta {
-    const ALL: [Meta; 4] = [Meta::L4Proto, Meta::Mark, Meta::InputName, Meta::OutputName];
+    const ALL: [Meta; 3] = [Meta::L4Proto, Meta::Mark, Meta::InputName];
 
     fn word(self) -> &'static str {
         match self {
             Meta::L4Proto => "meta l4proto",
             Meta::Mark => "meta mark",
             Meta::InputName => "iifname",
-            Meta::OutputName => "oifname",
         }
     }
 
@@ -76,8 +73,6 @@ pub enum Ct {
     Direction,
     /// Status bits of the connection, such as `dnat`.
     Status,
-    /// The mark of the connection.
-    Mark,
     /// Source address; it takes a direction.
     SourceAddress(Family),
     /// Destination address; it takes a direction.
@@ -90,11 +85,10 @@ pub enum Ct {
 }
 
 impl Ct {
-    const ALL: [Ct; 10] = [
+    const ALL: [Ct; 9] = [
         Ct::State,
         Ct::Direction,
         Ct::Status,
-        Ct::Mark,
         Ct::SourceAddress(Family::V4),
         Ct::DestinationAddress(Family::V4),
         Ct::SourceAddress(Family::V6),
@@ -108,7 +102,6 @@ impl Ct {
             Ct::State => 0,
             Ct::Direction => 1,
             Ct::Status => 2,
-            Ct::Mark => 3,
             Ct::SourcePort => 11,
             Ct::DestinationPort => 12,
             Ct::SourceAddress(Family::V4) => 19,
@@ -132,40 +125,22 @@ pub enum Direction {
     Reply = 1,
 }
 
-/// Which address is looked up in the routes, and for which interface.
+/// Which address is looked up in the routes (`enum nft_fib_flags`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Fib {
-    /// The source's, not the destination's.
-    pub source: bool,
-    /// Only as seen from the interface by which the packet came.
-    pub input: bool,
+pub enum Fib {
+    /// The source of the packet.
+    Source = 1,
+    /// Its destination.
+    Destination = 2,
 }
 
 impl Fib {
-    // enum nft_fib_flags
-    const SOURCE: u32 = 1;
-    const DESTINATION: u32 = 2;
-    const INPUT: u32 = 8;
     /// `NFT_FIB_RESULT_ADDRTYPE` of `linux/netfilter/nf_tables.h`.
     pub(super) const TYPE: u32 = 3;
 
-    pub(super) fn flags(self) -> u32 {
-        let address = if self.source {
-            Fib::SOURCE
-        } else {
-            Fib::DESTINATION
-        };
-        if self.input {
-            address | Fib::INPUT
-        } else {
-            address
-        }
-    }
-
     pub(super) fn of_flags(flags: u32) -> Option<Fib> {
-        let all = [(false, false), (false, true), (true, false), (true, true)];
-        let all = all.map(|(source, input)| Fib { source, input });
-        all.into_iter().find(|fib| fib.flags() == flags)
+        let all = [Fib::Source, Fib::Destination];
+        all.into_iter().find(|fib| *fib as u32 == flags)
     }
 }
 
@@ -203,11 +178,10 @@ impl Field {
             Field::SourcePort | Field::DestinationPort => DataType::Port,
             Field::Meta(Meta::L4Proto) => DataType::Protocol,
             Field::Meta(Meta::Mark) => DataType::Mark,
-            Field::Meta(Meta::InputName | Meta::OutputName) => DataType::IfName,
+            Field::Meta(Meta::InputName) => DataType::IfName,
             Field::Ct(Ct::State, _) => DataType::CtState,
             Field::Ct(Ct::Direction, _) => DataType::CtDirection,
             Field::Ct(Ct::Status, _) => DataType::CtStatus,
-            Field::Ct(Ct::Mark, _) => DataType::Mark,
             Field::Ct(Ct::SourceAddress(family) | Ct::DestinationAddress(family), _) => {
                 DataType::address(*family)
             }
@@ -252,12 +226,12 @@ impl Field {
             Field::Ct(ct, direction) => out.push(Expression::Ct {
                 key: ct.number(),
                 direction: direction.map(|d| d as u8),
-                access: Access::Load(register),
+                to: register,
             }),
             Field::Fib(fib) => out.push(Expression::Fib {
                 to: register,
                 result: Fib::TYPE,
-                flags: fib.flags(),
+                flags: *fib as u32,
             }),
             Field::Numgen(numgen) => out.push(Expression::Numgen {
                 to: register,
@@ -347,7 +321,6 @@ impl fmt::Display for Field {
                     Ct::State => f.write_str("state"),
                     Ct::Direction => f.write_str("direction"),
                     Ct::Status => f.write_str("status"),
-                    Ct::Mark => f.write_str("mark"),
                     Ct::SourceAddress(family) => write!(f, "{} saddr", word(*family)),
                     Ct::DestinationAddress(family) => write!(f, "{} daddr", word(*family)),
                     Ct::SourcePort => f.write_str("proto-src"),
@@ -355,9 +328,11 @@ impl fmt::Display for Field {
                 }
             }
             Field::Fib(fib) => {
-                let address = if fib.source { "saddr" } else { "daddr" };
-                let input = if fib.input { " . iif" } else { "" };
-                write!(f, "fib {address}{input} type")
+                let address = match fib {
+                    Fib::Source => "saddr",
+                    Fib::Destination => "daddr",
+                };
+                write!(f, "fib {address} type")
             }
             Field::Numgen(numgen) => {
                 let kind = if numgen.random { "random" } else { "inc" };

@@ -29,9 +29,7 @@ pub use chain::{Base, Chain, ChainType, Hook, ListedChain, Policy};
 pub use client::{Contents, Rules};
 pub use datatype::DataType;
 pub use element::{Counted, Element};
-pub use expression::{
-    Access, Comparison, DynsetOp, Expression, Header, Limit, LookupData, Range, Register,
-};
+pub use expression::{Access, Comparison, Expression, Header, LookupData, Register};
 pub use failure::{Failure, Refused};
 pub use field::{Ct, Direction, Fib, Field, Jhash, Meta, Numgen};
 pub use monitor::{ChangedChain, Event, Monitor};
@@ -39,7 +37,7 @@ use netlink::netfilter_kind;
 use nix::libc;
 pub use rule::{ListedRule, Rule};
 pub use set::{Data, ListedSet, Set, Type};
-pub use statement::{Dynset, Mark, MarkValue, Reject, SetName, Statement, Target, Test};
+pub use statement::{Dynset, MarkValue, Reject, SetName, Statement, Test};
 pub use summary::RuleSummary;
 pub use table::Table;
 pub use trace::{Headers, Step as TracedStep, Trace, TracedChain};

@@ -1,11 +1,11 @@
 //! Sets, and maps, which are sets whose elements have data.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc};
 
 use netlink::{Malformed, Message, Request};
 
 use super::{
-    datatype::{ByteOrder, DataType, Span},
+    datatype::{ByteOrder, DataType},
     described,
     expression::Expression,
     field::{Concat, Field},
@@ -22,7 +22,6 @@ const DATA_TYPE: u16 = 6;
 const DATA_LEN: u16 = 7;
 const DESCRIPTION: u16 = 9;
 const ID: u16 = 10;
-const TIMEOUT: u16 = 11;
 const USERDATA: u16 = 13;
 const EXPRESSION: u16 = 17;
 // enum nft_set_desc_attributes
@@ -121,8 +120,6 @@ pub struct Set {
     pub dynamic: bool,
     /// Its elements may have timeouts.
     pub timeouts: bool,
-    /// Timeout of elements that have none of their own; `None`: they do not expire.
-    pub timeout: Option<Duration>,
     /// Maximum number of elements, for which the kernel allocates a hash table at once; `None`: the
     /// table grows with the elements. Then there is no limit, except for a dynamic set: it has at
     /// most [`Set::MOST_DYNAMIC`].
@@ -147,7 +144,6 @@ impl Set {
             interval: false,
             dynamic: false,
             timeouts: false,
-            timeout: None,
             size: None,
             counter: false,
             comment: None,
@@ -185,7 +181,7 @@ impl Set {
             (self.interval, F_INTERVAL),
             (self.ranges_of_concat(), F_CONCAT),
             (self.data.is_some(), F_MAP),
-            (self.timeouts || self.timeout.is_some(), F_TIMEOUT),
+            (self.timeouts, F_TIMEOUT),
             (self.dynamic, F_EVAL),
         ]
         .into_iter()
@@ -224,9 +220,6 @@ impl Set {
                     })
                 })
             });
-        }
-        if let Some(timeout) = self.timeout {
-            r = r.be64(TIMEOUT, timeout.as_millis() as u64);
         }
         if let Some(octets) = self.user_data().octets() {
             r = r.attribute(USERDATA, octets);
@@ -298,7 +291,7 @@ impl Set {
         let flags = [
             (self.interval, "interval"),
             (self.dynamic, "dynamic"),
-            (self.timeouts || self.timeout.is_some(), "timeout"),
+            (self.timeouts, "timeout"),
         ];
         let flags: Vec<_> = flags
             .iter()
@@ -307,9 +300,6 @@ impl Set {
             .collect();
         if !flags.is_empty() {
             write!(f, " flags {};", flags.join(","))?;
-        }
-        if let Some(timeout) = self.timeout {
-            write!(f, " timeout {};", Span(timeout))?;
         }
         if self.counter {
             f.write_str(" counter;")?;
@@ -344,8 +334,6 @@ impl ListedSet {
     /// Returns true if the kernel would have `set` in this form.
     pub fn is(&self, set: &Set) -> bool {
         let desired = Set {
-            // A set with a timeout of its own is one whose elements have some.
-            timeouts: set.timeouts || set.timeout.is_some(),
             // The kernel chose one when a rule was added that writes the set.
             size: set.size.or(self
                 .set
@@ -360,7 +348,7 @@ impl ListedSet {
     pub fn read(message: Message<'_>) -> Result<ListedSet, Malformed> {
         let (mut table, mut name) = (String::new(), "");
         let (mut flags, mut key, mut data, mut user) = (0, 0, 0, &[][..]);
-        let (mut timeout, mut size, mut counter) = (None, None, false);
+        let (mut size, mut counter) = (None, false);
         for attribute in message.attributes(super::HEADER) {
             let attribute = attribute?;
             match attribute.kind {
@@ -369,7 +357,6 @@ impl ListedSet {
                 FLAGS => flags = attribute.be32()?,
                 KEY_TYPE => key = attribute.be32()?,
                 DATA_TYPE => data = attribute.be32()?,
-                TIMEOUT => timeout = Some(Duration::from_millis(attribute.be64()?)),
                 USERDATA => user = attribute.payload,
                 EXPRESSION => {
                     let found = Expression::read(attribute)?;
@@ -401,7 +388,6 @@ impl ListedSet {
             interval: flags & F_INTERVAL != 0,
             dynamic: flags & F_EVAL != 0,
             timeouts: flags & F_TIMEOUT != 0,
-            timeout,
             size,
             counter,
             comment: userdata::comment(user, COMMENT),

@@ -12,8 +12,7 @@ use net::{Family, Protocol, octets};
 use netlink::{Error, Notifications, Request, Socket};
 
 use super::{
-    Chain, ChainType, Failure, Field, Hook, Limit, Meta, Rule, Rules, Statement, Table, Test,
-    Transaction,
+    Chain, ChainType, Failure, Field, Hook, Meta, Rule, Rules, Statement, Table, Test, Transaction,
     client::GET_RULE,
     rule,
     summary::RuleSummary,
@@ -28,7 +27,7 @@ const GROUP: u32 = 9;
 const PRIORITY: i32 = -350;
 /// The most packets that are traced in a second: each has the kernel write some dozen
 /// messages.
-const RATE: u64 = 100;
+const RATE: u32 = 100;
 
 /// Which packets are traced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,13 +140,7 @@ fn transaction(target: &Target) -> Transaction {
     if target.protocol == Protocol::Tcp {
         statements.push(Statement::BeginsTcp);
     }
-    statements.push(Statement::Limit(Limit {
-        rate: RATE,
-        seconds: 1,
-        burst: RATE as u32,
-        over: false,
-    }));
-    statements.push(Statement::Trace);
+    statements.extend([Statement::Limit(RATE), Statement::Trace]);
     let mut transaction = Transaction::new(table);
     transaction.add_table();
     for (name, hook) in [("prerouting", Hook::Prerouting), ("output", Hook::Output)] {

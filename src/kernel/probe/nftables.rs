@@ -6,8 +6,8 @@ use std::{sync::Arc, time::Duration};
 
 use net::Family;
 use nftables::{
-    Chain, ChainType, Ct, Data, DataType, Dynset, DynsetOp, Failure, Fib, Field, Hook, Jhash, Meta,
-    Numgen, Reject, Rule, Rules, Set, Statement, Table, Target, Test, Transaction, Type,
+    Chain, ChainType, Ct, Data, DataType, Dynset, Failure, Fib, Field, Hook, Jhash, Meta, Numgen,
+    Reject, Rule, Rules, Set, Statement, Table, Test, Transaction, Type,
 };
 
 use super::{Ability, Findings, Kernel, NftPart, Unable, tried::Tried};
@@ -103,10 +103,10 @@ fn used(family: Family, part: NftPart) -> (Option<Arc<Set>>, Statement) {
         ),
         NftPart::Nat => {
             let set = Arc::new(Set::map(part.word(), Type::Of(key()), endpoints()));
-            let target = Target::Map(key(), (&*set).into());
-            (Some(set), Statement::Dnat(family, target))
+            let statement = Statement::Dnat(family, key(), (&*set).into());
+            (Some(set), statement)
         }
-        NftPart::Masquerade => (None, Statement::Masquerade { fully_random: true }),
+        NftPart::Masquerade => (None, Statement::Masquerade),
         NftPart::Ranges => {
             let set = Arc::new(Set {
                 interval: true,
@@ -133,11 +133,8 @@ fn used(family: Family, part: NftPart) -> (Option<Arc<Set>>, Statement) {
             (None, Statement::Match(Field::Jhash(hash), number(0)))
         }
         NftPart::Fib => {
-            let fib = Fib {
-                source: false,
-                input: false,
-            };
-            (None, Statement::Match(Field::Fib(fib), number(2)))
+            let fib = Field::Fib(Fib::Destination);
+            (None, Statement::Match(fib, number(2)))
         }
         NftPart::Reject => (None, Statement::Reject(Reject::PortUnreachable(family))),
         NftPart::DynamicMaps => {
@@ -169,13 +166,10 @@ fn dynamic_map(part: NftPart, key: Vec<Field>, data: Data) -> Arc<Set> {
 /// A statement that writes an element with a timeout.
 fn update(set: &Set, key: Vec<Field>, data: Vec<Field>) -> Statement {
     Statement::Dynset(Dynset {
-        op: DynsetOp::Update,
         set: set.into(),
         key,
-        timeout: Some(Duration::from_secs(1)),
+        timeout: Duration::from_secs(1),
         data,
-        counter: false,
-        limit: None,
     })
 }
 

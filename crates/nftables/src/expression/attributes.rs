@@ -3,8 +3,6 @@
 // enum nft_expr_attributes
 pub(super) const NAME: u16 = 1;
 pub(super) const DATA: u16 = 2;
-// enum nft_list_attributes
-pub(super) const ELEMENT: u16 = 1;
 
 pub(super) mod payload {
     pub const TO: u16 = 1;
@@ -21,18 +19,11 @@ pub(super) mod ct {
     pub const TO: u16 = 1;
     pub const KEY: u16 = 2;
     pub const DIRECTION: u16 = 3;
-    pub const FROM: u16 = 4;
 }
 pub(super) mod cmp {
     pub const FROM: u16 = 1;
     pub const OP: u16 = 2;
     pub const WITH: u16 = 3;
-}
-pub(super) mod range {
-    pub const FROM: u16 = 1;
-    pub const OP: u16 = 2;
-    pub const LOW: u16 = 3;
-    pub const HIGH: u16 = 4;
 }
 pub(super) mod bitwise {
     pub const FROM: u16 = 1;
@@ -91,13 +82,16 @@ pub(super) mod nat {
     pub const PORT: u16 = 5;
     pub const LAST_PORT: u16 = 6;
     pub const FLAGS: u16 = 7;
+    /// `NFT_NAT_DNAT` of `linux/netfilter/nf_tables.h`.
+    pub const DESTINATION: u32 = 1;
+    /// `NF_NAT_RANGE_MAP_IPS` and `NF_NAT_RANGE_PROTO_SPECIFIED`: the kernel sets them where
+    /// registers are given.
+    pub const GIVEN: u32 = 1 | 2;
 }
 pub(super) mod masq {
     pub const FLAGS: u16 = 1;
-}
-pub(super) mod redir {
-    pub const PORT: u16 = 1;
-    pub const FLAGS: u16 = 3;
+    /// `NF_NAT_RANGE_PROTO_RANDOM_FULLY` of `linux/netfilter/nf_nat.h`.
+    pub const FULLY_RANDOM: u32 = 16;
 }
 pub(super) mod reject {
     pub const KIND: u16 = 1;
@@ -110,10 +104,9 @@ pub(super) mod dynset {
     pub const DATA: u16 = 5;
     pub const TIMEOUT: u16 = 6;
     pub const EXPRESSION: u16 = 7;
-    pub const FLAGS: u16 = 9;
     pub const EXPRESSIONS: u16 = 10;
-    /// `NFT_DYNSET_F_EXPR` of `linux/netfilter/nf_tables.h`.
-    pub const HAS_EXPRESSIONS: u32 = 2;
+    /// `NFT_DYNSET_OP_UPDATE` of `linux/netfilter/nf_tables.h`.
+    pub const UPDATE: u32 = 1;
 }
 pub(super) mod counter {
     pub const BYTES: u16 = 1;
@@ -125,6 +118,6 @@ pub(super) mod limit {
     pub const BURST: u16 = 3;
     pub const KIND: u16 = 4;
     pub const FLAGS: u16 = 5;
-    /// `NFT_LIMIT_F_INV` of `linux/netfilter/nf_tables.h`.
-    pub const OVER: u32 = 1;
+    /// The unit of time, in seconds.
+    pub const SECOND: u64 = 1;
 }

@@ -6,7 +6,7 @@ mod attributes;
 mod read;
 mod write;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use super::verdict::{Datum, Verdict};
 
@@ -66,10 +66,6 @@ pub enum Comparison {
     Equal = 0,
     /// Holds where the register has other octets.
     NotEqual = 1,
-    /// Greater or equal.
-    AtLeast = 5,
-    /// Less or equal.
-    AtMost = 3,
 }
 
 /// Whether a value is loaded into a register or set from it.
@@ -80,84 +76,6 @@ pub enum Access {
     /// The value is set from this register.
     Store(Register),
 }
-
-/// Operation of a dynset expression (`enum nft_dynset_ops`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DynsetOp {
-    /// Adds an element; an existing one stays as it is.
-    Add = 0,
-    /// Adds an element, or starts the timeout of an existing one again.
-    Update = 1,
-    /// Deletes an element.
-    Delete = 2,
-}
-
-impl DynsetOp {
-    pub(super) fn word(self) -> &'static str {
-        match self {
-            DynsetOp::Add => "add",
-            DynsetOp::Update => "update",
-            DynsetOp::Delete => "delete",
-        }
-    }
-}
-
-/// Registers of an address translation: the least and the greatest address and
-/// port, where they are given, and `NF_NAT_RANGE_*`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Range {
-    /// Register of the lowest address; `None`: the address is not translated.
-    pub address: Option<Register>,
-    /// Register of the highest address; `None`: there is only one.
-    pub last_address: Option<Register>,
-    /// Register of the lowest port; `None`: the port is not translated.
-    pub port: Option<Register>,
-    /// Register of the highest port; `None`: there is only one.
-    pub last_port: Option<Register>,
-    /// `NF_NAT_RANGE_*` of `linux/netfilter/nf_nat.h`.
-    pub flags: u32,
-}
-
-/// Which address is translated: `NFT_NAT_*` of `linux/netfilter/nf_tables.h`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Translation {
-    /// The source address.
-    Source = 0,
-    /// The destination address.
-    Destination = 1,
-}
-
-/// A limit of packets per time (`NFTA_LIMIT_*`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limit {
-    /// How many packets in each unit of time.
-    pub rate: u64,
-    /// The unit, in seconds.
-    pub seconds: u64,
-    /// How many packets above the rate may come at once.
-    pub burst: u32,
-    /// Matches packets over the limit, not those within.
-    pub over: bool,
-}
-
-impl fmt::Display for Limit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let over = if self.over { "over " } else { "" };
-        let unit = match self.seconds {
-            60 => "minute",
-            3600 => "hour",
-            86400 => "day",
-            604_800 => "week",
-            _ => "second",
-        };
-        let (rate, burst) = (self.rate, self.burst);
-        write!(f, "limit rate {over}{rate}/{unit} burst {burst} packets")
-    }
-}
-
-/// `NF_NAT_RANGE_MAP_IPS` and `NF_NAT_RANGE_PROTO_SPECIFIED`: the kernel sets
-/// them where registers are given.
-const GIVEN: u32 = 1 | 2;
 
 /// One instruction of a rule (`NFTA_EXPR_*` of `linux/netfilter/nf_tables.h`).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -180,14 +98,14 @@ pub enum Expression {
         /// Loaded or set.
         access: Access,
     },
-    /// Loads or sets a property of the connection in the kernel (`enum nft_ct_keys`).
+    /// Loads a property of the connection in the kernel (`enum nft_ct_keys`).
     Ct {
         /// The number of the property.
         key: u32,
         /// 0: original, 1: reply.
         direction: Option<u8>,
-        /// Loaded or set.
-        access: Access,
+        /// The register that is loaded.
+        to: Register,
     },
     /// Continues if the comparison holds.
     Compare {
@@ -197,17 +115,6 @@ pub enum Expression {
         how: Comparison,
         /// The octets that it is compared with.
         with: Box<[u8]>,
-    },
-    /// Continues if the register is in this range, ends included, or if not.
-    Range {
-        /// The register that is compared.
-        from: Register,
-        /// Continues if it is not in the range.
-        inverted: bool,
-        /// The least value of the range.
-        low: Box<[u8]>,
-        /// The greatest value of the range.
-        high: Box<[u8]>,
     },
     /// `(from & mask) ^ xor`
     Bitwise {
@@ -284,27 +191,17 @@ pub enum Expression {
         /// The fields of the packet to look up, of `enum nft_fib_flags`.
         flags: u32,
     },
-    /// Translates an address.
-    Nat {
-        /// The address that is translated.
-        of: Translation,
+    /// Translates the destination (`NFT_NAT_DNAT`).
+    Dnat {
         /// The family of the address, `NFPROTO_*`.
         family: u32,
-        /// The addresses and ports to translate to.
-        range: Range,
-    },
-    /// Translates the source to this node's address.
-    Masquerade {
-        /// How ports are chosen, `NF_NAT_RANGE_*`.
-        flags: u32,
-    },
-    /// Translates the destination to this node's address.
-    Redirect {
-        /// The register of the port, where that is translated.
+        /// The register of the address.
+        address: Register,
+        /// The register of the port; `None`: the port is not translated.
         port: Option<Register>,
-        /// How ports are chosen, `NF_NAT_RANGE_*`.
-        flags: u32,
     },
+    /// Translates the source to this node's address, and takes ports at random.
+    Masquerade,
     /// Refuses the packet, with an answer to its sender.
     Reject {
         /// The kind of answer, of `enum nft_reject_types`.
@@ -312,20 +209,16 @@ pub enum Expression {
         /// Code of the ICMP message.
         code: u8,
     },
-    /// Changes a set.
+    /// Adds an element to a set, or starts the timeout of an existing one again.
     Dynset {
         /// The name of the set.
         set: Arc<str>,
-        /// The change of the element.
-        op: DynsetOp,
         /// The register where the key begins.
         key: Register,
         /// The data, for a map.
         data: Option<Register>,
-        /// Timeout of the element; `None`: that of the set.
-        timeout: Option<Duration>,
-        /// Counters and limits of the element.
-        with: Vec<Expression>,
+        /// Timeout of the element.
+        timeout: Duration,
     },
     /// Counts packets and bytes.
     Counter {
@@ -334,8 +227,11 @@ pub enum Expression {
         /// Bytes so far.
         bytes: u64,
     },
-    /// Continues while a rate is kept.
-    Limit(Limit),
+    /// Continues for at most so many packets in a second (`NFTA_LIMIT_*`).
+    Limit {
+        /// How many packets in a second, and at once.
+        rate: u32,
+    },
     /// The packet's connection is not tracked.
     Notrack,
     /// An expression that is not known here.
@@ -355,29 +251,17 @@ pub enum LookupData {
 }
 
 impl Expression {
-    /// Returns the same expression without the parts that change by themselves, and those that the
-    /// kernel adds: an expression that was sent equals the listed one in this form.
+    /// Returns the same expression without counts: an expression that was sent equals the listed
+    /// one in this form.
     #[must_use]
-    pub fn comparable(mut self) -> Expression {
-        match &mut self {
-            Expression::Counter { packets, bytes } => (*packets, *bytes) = (0, 0),
-            Expression::Nat { range, .. } => range.flags &= !GIVEN,
-            Expression::Redirect { flags, .. } => *flags &= !GIVEN,
-            Expression::Dynset { with, .. } => {
-                *with = std::mem::take(with)
-                    .into_iter()
-                    .map(Expression::comparable)
-                    .collect();
-            }
-            _ => {}
+    pub fn comparable(self) -> Expression {
+        match self {
+            Expression::Counter { .. } => Expression::Counter {
+                packets: 0,
+                bytes: 0,
+            },
+            other => other,
         }
-        self
-    }
-
-    /// Returns the expression that puts a constant into a register.
-    pub(super) fn immediate(to: Register, octets: &[u8]) -> Expression {
-        let octets = octets.into();
-        Expression::Immediate { to, octets }
     }
 }
 

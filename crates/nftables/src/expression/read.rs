@@ -5,54 +5,38 @@ use std::{sync::Arc, time::Duration};
 use netlink::{Attribute, Malformed};
 
 use super::{
-    Access, Comparison, DynsetOp, Expression, Header, Limit, LookupData, Range, Register,
-    Translation,
+    Access, Comparison, Expression, Header, LookupData, Register,
     attributes::{
         DATA, NAME, bitwise, byteorder, cmp, counter, ct, dynset, fib, hash, immediate, limit,
-        lookup, masq, meta, nat, numgen, payload, range, redir, reject,
+        lookup, masq, meta, nat, numgen, payload, reject,
     },
 };
 use crate::verdict::Datum;
 
-/// The kernel nests expressions once, in a dynset; deeper nesting could only be meant
-/// to exhaust the stack.
-const DEEPEST: u32 = 3;
-
 impl Expression {
     /// Reads the expressions of a list.
     pub(crate) fn read_all(list: Attribute<'_>) -> Result<Vec<Expression>, Malformed> {
-        all(list, DEEPEST)
+        list.nested()
+            .map(|inner| Expression::read(inner?))
+            .collect()
     }
 
     /// Returns the expression that an attribute has.
     pub(crate) fn read(attribute: Attribute<'_>) -> Result<Expression, Malformed> {
-        one(attribute, DEEPEST)
-    }
-}
-
-fn all(list: Attribute<'_>, depth: u32) -> Result<Vec<Expression>, Malformed> {
-    list.nested().map(|inner| one(inner?, depth)).collect()
-}
-
-fn one(attribute: Attribute<'_>, depth: u32) -> Result<Expression, Malformed> {
-    let depth = depth
-        .checked_sub(1)
-        .ok_or(Malformed("expressions nested too deeply"))?;
-    let (mut name, mut data) = ("", None);
-    for inner in attribute.nested() {
-        let inner = inner?;
-        match inner.kind {
-            NAME => name = inner.text()?,
-            DATA => data = Some(inner),
-            _ => {}
+        let (mut name, mut data) = ("", None);
+        for inner in attribute.nested() {
+            let inner = inner?;
+            match inner.kind {
+                NAME => name = inner.text()?,
+                DATA => data = Some(inner),
+                _ => {}
+            }
         }
-    }
-    let fields = Fields(data);
-    known(name, &fields, depth).map(|found| {
-        found.unwrap_or_else(|| Expression::Other {
+        let found = known(name, &Fields(data))?;
+        Ok(found.unwrap_or_else(|| Expression::Other {
             name: name.to_owned(),
-        })
-    })
+        }))
+    }
 }
 
 /// The attributes of an expression's data.
@@ -97,23 +81,16 @@ impl<'a> Fields<'a> {
         let missing = Malformed("an expression without its set");
         self.get(kind)?.ok_or(missing)?.text().map(Arc::from)
     }
-
-    fn access(&self, to: u16, from: u16) -> Result<Access, Malformed> {
-        Ok(match self.optional(to)? {
-            Some(register) => Access::Load(register),
-            None => Access::Store(self.register(from)?),
-        })
-    }
 }
 
 /// `None` for an expression that is not known here, or not in this form.
-fn known(name: &str, f: &Fields<'_>, depth: u32) -> Result<Option<Expression>, Malformed> {
+fn known(name: &str, f: &Fields<'_>) -> Result<Option<Expression>, Malformed> {
     if let Some(load) = load(name, f)? {
         return Ok(Some(load));
     }
     match comparison(name, f)? {
         Some(comparison) => Ok(Some(comparison)),
-        None => action(name, f, depth),
+        None => action(name, f),
     }
 }
 
@@ -132,12 +109,15 @@ fn load(name: &str, f: &Fields<'_>) -> Result<Option<Expression>, Malformed> {
         },
         "meta" => Expression::Meta {
             key: f.u32(meta::KEY)?,
-            access: f.access(meta::TO, meta::FROM)?,
+            access: match f.optional(meta::TO)? {
+                Some(to) => Access::Load(to),
+                None => Access::Store(f.register(meta::FROM)?),
+            },
         },
-        "ct" => Expression::Ct {
+        "ct" if f.get(ct::TO)?.is_some() => Expression::Ct {
             key: f.u32(ct::KEY)?,
             direction: f.get(ct::DIRECTION)?.map(|a| a.u8()).transpose()?,
-            access: f.access(ct::TO, ct::FROM)?,
+            to: f.register(ct::TO)?,
         },
         "immediate" => {
             let missing = Malformed("an expression without its value");
@@ -180,17 +160,9 @@ fn comparison(name: &str, f: &Fields<'_>) -> Result<Option<Expression>, Malforme
             how: match f.u32(cmp::OP)? {
                 0 => Comparison::Equal,
                 1 => Comparison::NotEqual,
-                3 => Comparison::AtMost,
-                5 => Comparison::AtLeast,
                 _ => return Ok(None),
             },
             with: f.octets(cmp::WITH)?,
-        },
-        "range" => Expression::Range {
-            from: f.register(range::FROM)?,
-            inverted: f.u32(range::OP)? != 0,
-            low: f.octets(range::LOW)?,
-            high: f.octets(range::HIGH)?,
         },
         "bitwise" if f.u32(bitwise::OP)? == 0 => Expression::Bitwise {
             from: f.register(bitwise::FROM)?,
@@ -223,71 +195,54 @@ fn comparison(name: &str, f: &Fields<'_>) -> Result<Option<Expression>, Malforme
 }
 
 /// Reads expressions that do something with the packet or a set.
-fn action(name: &str, f: &Fields<'_>, depth: u32) -> Result<Option<Expression>, Malformed> {
+fn action(name: &str, f: &Fields<'_>) -> Result<Option<Expression>, Malformed> {
     Ok(Some(match name {
-        "nat" => Expression::Nat {
-            of: match f.u32(nat::KIND)? {
-                0 => Translation::Source,
-                _ => Translation::Destination,
-            },
+        "nat" if is_plain(f)? => Expression::Dnat {
             family: f.u32(nat::FAMILY)?,
-            range: translation(f)?,
+            address: f.register(nat::ADDRESS)?,
+            port: f.optional(nat::PORT)?,
         },
-        "masq" => Expression::Masquerade {
-            flags: f.u32(masq::FLAGS)?,
-        },
-        "redir" => Expression::Redirect {
-            port: f.optional(redir::PORT)?,
-            flags: f.u32(redir::FLAGS)?,
-        },
+        "masq" if f.u32(masq::FLAGS)? == masq::FULLY_RANDOM => Expression::Masquerade,
         "reject" => Expression::Reject {
             kind: f.u32(reject::KIND)?,
             code: f.get(reject::CODE)?.map_or(Ok(0), |a| a.u8())?,
         },
-        "dynset" => Expression::Dynset {
-            set: f.text(dynset::SET)?,
-            op: match f.u32(dynset::OP)? {
-                0 => DynsetOp::Add,
-                1 => DynsetOp::Update,
-                2 => DynsetOp::Delete,
-                _ => return Ok(None),
-            },
-            key: f.register(dynset::KEY)?,
-            data: f.optional(dynset::DATA)?,
-            timeout: Some(Duration::from_millis(f.u64(dynset::TIMEOUT)?)).filter(|t| !t.is_zero()),
-            with: match (f.get(dynset::EXPRESSIONS)?, f.get(dynset::EXPRESSION)?) {
-                (Some(many), _) => all(many, depth)?,
-                (None, Some(single)) => vec![one(single, depth)?],
-                (None, None) => Vec::new(),
-            },
-        },
+        "dynset"
+            if f.u32(dynset::OP)? == dynset::UPDATE
+                && f.get(dynset::EXPRESSION)?.is_none()
+                && f.get(dynset::EXPRESSIONS)?.is_none() =>
+        {
+            Expression::Dynset {
+                set: f.text(dynset::SET)?,
+                key: f.register(dynset::KEY)?,
+                data: f.optional(dynset::DATA)?,
+                timeout: Duration::from_millis(f.u64(dynset::TIMEOUT)?),
+            }
+        }
         "counter" => Expression::Counter {
             packets: f.u64(counter::PACKETS)?,
             bytes: f.u64(counter::BYTES)?,
         },
-        "limit" if f.u32(limit::KIND)? == 0 => Expression::Limit(Limit {
-            rate: f.u64(limit::RATE)?,
-            seconds: f.u64(limit::UNIT)?,
-            burst: f.u32(limit::BURST)?,
-            over: f.u32(limit::FLAGS)? & limit::OVER != 0,
-        }),
+        "limit" if f.u32(limit::KIND)? == 0 && f.u32(limit::FLAGS)? == 0 => {
+            let (rate, unit) = (f.u32(limit::BURST)?, f.u64(limit::UNIT)?);
+            if f.u64(limit::RATE)? != u64::from(rate) || unit != limit::SECOND {
+                return Ok(None);
+            }
+            Expression::Limit { rate }
+        }
         "notrack" => Expression::Notrack,
         _ => return Ok(None),
     }))
 }
 
-/// Reads a range. The kernel lists the greatest value also where it equals the least.
-fn translation(f: &Fields<'_>) -> Result<Range, Malformed> {
-    let mut range = Range {
-        address: f.optional(nat::ADDRESS)?,
-        last_address: f.optional(nat::LAST_ADDRESS)?,
-        port: f.optional(nat::PORT)?,
-        last_port: f.optional(nat::LAST_PORT)?,
-        flags: f.u32(nat::FLAGS)?,
-    };
-    range.last_address = range
-        .last_address
-        .filter(|last| Some(*last) != range.address);
-    range.last_port = range.last_port.filter(|last| Some(*last) != range.port);
-    Ok(range)
+/// Returns true if a translation is one of the destination to a single address, and a single port at
+/// most. The kernel lists the greatest value also where it equals the least.
+fn is_plain(f: &Fields<'_>) -> Result<bool, Malformed> {
+    let (address, last_address) = (f.u32(nat::ADDRESS)?, f.u32(nat::LAST_ADDRESS)?);
+    let (port, last_port) = (f.u32(nat::PORT)?, f.u32(nat::LAST_PORT)?);
+    Ok(f.u32(nat::KIND)? == nat::DESTINATION
+        && address != 0
+        && [0, address].contains(&last_address)
+        && [0, port].contains(&last_port)
+        && f.u32(nat::FLAGS)? & !nat::GIVEN == 0)
 }

@@ -3,10 +3,10 @@
 use netlink::Request;
 
 use super::{
-    Access, Expression, LookupData, Range, Register,
+    Access, Expression, LookupData, Register,
     attributes::{
-        DATA, ELEMENT, NAME, bitwise, byteorder, cmp, counter, ct, dynset, fib, hash, immediate,
-        limit, lookup, masq, meta, nat, numgen, payload, range, redir, reject,
+        DATA, NAME, bitwise, byteorder, cmp, counter, ct, dynset, fib, hash, immediate, limit,
+        lookup, masq, meta, nat, numgen, payload, reject,
     },
 };
 use crate::verdict::VALUE;
@@ -18,7 +18,6 @@ impl Expression {
             Expression::Meta { .. } => "meta",
             Expression::Ct { .. } => "ct",
             Expression::Compare { .. } => "cmp",
-            Expression::Range { .. } => "range",
             Expression::Bitwise { .. } => "bitwise",
             Expression::ToNetworkOrder { .. } => "byteorder",
             Expression::Lookup { .. } => "lookup",
@@ -26,13 +25,12 @@ impl Expression {
             Expression::Numgen { .. } => "numgen",
             Expression::Jhash { .. } => "hash",
             Expression::Fib { .. } => "fib",
-            Expression::Nat { .. } => "nat",
-            Expression::Masquerade { .. } => "masq",
-            Expression::Redirect { .. } => "redir",
+            Expression::Dnat { .. } => "nat",
+            Expression::Masquerade => "masq",
             Expression::Reject { .. } => "reject",
             Expression::Dynset { .. } => "dynset",
             Expression::Counter { .. } => "counter",
-            Expression::Limit(_) => "limit",
+            Expression::Limit { .. } => "limit",
             Expression::Notrack => "notrack",
             Expression::Other { name } => name,
         }
@@ -58,17 +56,15 @@ impl Expression {
             | Expression::Jhash { .. }
             | Expression::Fib { .. } => self.load(r),
             Expression::Compare { .. }
-            | Expression::Range { .. }
             | Expression::Bitwise { .. }
             | Expression::ToNetworkOrder { .. }
             | Expression::Lookup { .. } => self.comparison(r),
-            Expression::Nat { .. }
-            | Expression::Masquerade { .. }
-            | Expression::Redirect { .. }
+            Expression::Dnat { .. }
+            | Expression::Masquerade
             | Expression::Reject { .. }
             | Expression::Dynset { .. }
             | Expression::Counter { .. }
-            | Expression::Limit(_) => self.action(r),
+            | Expression::Limit { .. } => self.action(r),
             Expression::Notrack | Expression::Other { .. } => r,
         }
     }
@@ -87,14 +83,13 @@ impl Expression {
                 .be32(payload::LEN, *len),
             Expression::Meta { key, access } => {
                 let r = r.be32(meta::KEY, *key);
-                accessed(r, *access, meta::TO, meta::FROM)
+                match access {
+                    Access::Load(to) => register(r, meta::TO, *to),
+                    Access::Store(from) => register(r, meta::FROM, *from),
+                }
             }
-            Expression::Ct {
-                key,
-                direction,
-                access,
-            } => {
-                let r = accessed(r.be32(ct::KEY, *key), *access, ct::TO, ct::FROM);
+            Expression::Ct { key, direction, to } => {
+                let r = register(r.be32(ct::KEY, *key), ct::TO, *to);
                 match direction {
                     Some(direction) => r.attribute(ct::DIRECTION, &[*direction]),
                     None => r,
@@ -147,15 +142,6 @@ impl Expression {
                 let r = register(r, cmp::FROM, *from).be32(cmp::OP, *how as u32);
                 value(r, cmp::WITH, with)
             }
-            Expression::Range {
-                from,
-                inverted,
-                low,
-                high,
-            } => {
-                let r = register(r, range::FROM, *from).be32(range::OP, u32::from(*inverted));
-                value(value(r, range::LOW, low), range::HIGH, high)
-            }
             Expression::Bitwise {
                 from,
                 to,
@@ -199,48 +185,29 @@ impl Expression {
     /// Writes an expression that does something with the packet or a set.
     fn action(&self, r: Request) -> Request {
         match self {
-            Expression::Nat { of, family, range } => {
-                let r = r.be32(nat::KIND, *of as u32);
-                ranged(r.be32(nat::FAMILY, *family), range)
+            Expression::Dnat {
+                family,
+                address,
+                port,
+            } => {
+                let r = r.be32(nat::KIND, nat::DESTINATION);
+                let r = register(r.be32(nat::FAMILY, *family), nat::ADDRESS, *address);
+                optional(r, nat::PORT, *port)
             }
-            Expression::Masquerade { flags: 0 } => r,
-            Expression::Masquerade { flags } => r.be32(masq::FLAGS, *flags),
-            Expression::Redirect { port, flags } => {
-                let r = optional(r, redir::PORT, *port);
-                flagged(r, redir::FLAGS, *flags)
-            }
+            Expression::Masquerade => r.be32(masq::FLAGS, masq::FULLY_RANDOM),
             Expression::Reject { kind, code } => {
                 let r = r.be32(reject::KIND, *kind);
                 r.attribute(reject::CODE, &[*code])
             }
             Expression::Dynset {
                 set,
-                op,
                 key,
                 data,
                 timeout,
-                with,
-            } => {
-                let mut r = register(r, dynset::KEY, *key);
-                r = optional(r, dynset::DATA, *data)
-                    .be32(dynset::OP, *op as u32)
-                    .text(dynset::SET, set);
-                if let Some(timeout) = timeout {
-                    r = r.be64(dynset::TIMEOUT, timeout.as_millis() as u64);
-                }
-                match &with[..] {
-                    [] => r,
-                    // Kernels before 5.11 know of one only.
-                    [one] => r.nested(dynset::EXPRESSION, |r| one.write(r)),
-                    many => r
-                        .nested(dynset::EXPRESSIONS, |r| {
-                            let each =
-                                |r: Request, e: &Expression| r.nested(ELEMENT, |r| e.write(r));
-                            many.iter().fold(r, each)
-                        })
-                        .be32(dynset::FLAGS, dynset::HAS_EXPRESSIONS),
-                }
-            }
+            } => optional(register(r, dynset::KEY, *key), dynset::DATA, *data)
+                .be32(dynset::OP, dynset::UPDATE)
+                .text(dynset::SET, set)
+                .be64(dynset::TIMEOUT, timeout.as_millis() as u64),
             Expression::Counter {
                 packets: 0,
                 bytes: 0,
@@ -248,12 +215,12 @@ impl Expression {
             Expression::Counter { packets, bytes } => r
                 .be64(counter::BYTES, *bytes)
                 .be64(counter::PACKETS, *packets),
-            Expression::Limit(given) => r
-                .be64(limit::RATE, given.rate)
-                .be64(limit::UNIT, given.seconds)
-                .be32(limit::BURST, given.burst)
+            Expression::Limit { rate } => r
+                .be64(limit::RATE, (*rate).into())
+                .be64(limit::UNIT, limit::SECOND)
+                .be32(limit::BURST, *rate)
                 .be32(limit::KIND, 0)
-                .be32(limit::FLAGS, if given.over { limit::OVER } else { 0 }),
+                .be32(limit::FLAGS, 0),
             _ => r,
         }
     }
@@ -270,28 +237,6 @@ fn optional(r: Request, kind: u16, given: Option<Register>) -> Request {
     }
 }
 
-fn flagged(r: Request, kind: u16, flags: u32) -> Request {
-    match flags {
-        0 => r,
-        flags => r.be32(kind, flags),
-    }
-}
-
-fn accessed(r: Request, access: Access, to: u16, from: u16) -> Request {
-    match access {
-        Access::Load(at) => register(r, to, at),
-        Access::Store(at) => register(r, from, at),
-    }
-}
-
 fn value(r: Request, kind: u16, octets: &[u8]) -> Request {
     r.nested(kind, |r| r.attribute(VALUE, octets))
-}
-
-fn ranged(r: Request, range: &Range) -> Request {
-    let r = optional(r, nat::ADDRESS, range.address);
-    let r = optional(r, nat::LAST_ADDRESS, range.last_address);
-    let r = optional(r, nat::PORT, range.port);
-    let r = optional(r, nat::LAST_PORT, range.last_port);
-    flagged(r, nat::FLAGS, range.flags)
 }

@@ -33,7 +33,7 @@ fn state(number: u32, before: Option<u32>, numbers: &Arc<Set>, copies: &Arc<Set>
         transaction.add_table().add_set(numbers).add_set(copies);
     }
     let chain = format!("c{number}");
-    let mark = Statement::SetMark(Mark::Packet, MarkValue::Is(number));
+    let mark = Statement::SetMark(MarkValue::Or(number));
     transaction
         .add_elements(numbers, elements(number))
         .add_chain(Chain::new(&chain))
@@ -90,7 +90,7 @@ fn a_table_that_another_process_keeps_changing_is_read_as_of_one_moment() {
                 panic!("{:?}", found.chains)
             };
             let number: u32 = chain.chain.name[1..].parse().unwrap();
-            let mark = Statement::SetMark(Mark::Packet, MarkValue::Is(number));
+            let mark = Statement::SetMark(MarkValue::Or(number));
             assert!(found.rules[0].is(&Rule::new([mark])) && found.rules.len() == 1);
             assert_eq!(found.sets.len(), 2);
             for (set, elements) in &found.sets {

@@ -139,7 +139,7 @@ fn nft_lists_names_types_and_comments_and_takes_its_own_list() {
                 "mod 2 offset 1 map @endpoints",
                 "type filter hook forward priority filter - 10; policy drop;",
                 "udp . 30000-32767 : return",
-                "timeout 3h",
+                "timeout 1h",
             ] {
                 assert!(ours.contains(printed), "{printed} is not in\n{ours}");
             }
@@ -235,7 +235,7 @@ fn nft_lists_what_it_would_not_take() {
             key.insert(0, Field::SourceAddress(family));
             let clients = Arc::new(Set {
                 dynamic: true,
-                timeout: Some(Duration::from_secs(10_800)),
+                timeouts: true,
                 size: Some(65_536),
                 ..Set::map(
                     "clients",
@@ -245,13 +245,10 @@ fn nft_lists_what_it_would_not_take() {
             });
             let update = |key: Vec<Field>| {
                 Statement::Dynset(Dynset {
-                    op: DynsetOp::Update,
                     set: (&*clients).into(),
                     key,
-                    timeout: None,
+                    timeout: Duration::from_secs(30),
                     data: endpoint.clone(),
-                    counter: false,
-                    limit: None,
                 })
             };
             let translated = vec![
@@ -262,8 +259,7 @@ fn nft_lists_what_it_would_not_take() {
             ];
             let mut by_port = example::service(family);
             by_port.push(Field::Masked(Box::new(Field::SourcePort), 3));
-            let to =
-                |key, map: &Arc<Set>| Statement::Dnat(family, Target::Map(key, (&**map).into()));
+            let to = |key, map: &Arc<Set>| Statement::Dnat(family, key, (&**map).into());
             let statements = [
                 update(key.clone()),
                 update(translated),

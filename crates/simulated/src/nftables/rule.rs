@@ -3,9 +3,7 @@
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use net::{Family, octets};
-use nftables::{
-    Access, Comparison, Datum, DynsetOp, Expression, Header, LookupData, Range, Register, Verdict,
-};
+use nftables::{Access, Comparison, Datum, Expression, Header, LookupData, Register, Verdict};
 
 use super::{
     Set, Table,
@@ -101,14 +99,12 @@ impl Evaluation<'_> {
                 }
             }
             Expression::Meta { key, access } => return self.meta(*key, *access, run),
-            Expression::Ct { key, access, .. } => return self.ct(*key, *access, run),
+            Expression::Ct { key, to, .. } => return self.ct(*key, *to, run),
             Expression::Compare { from, how, with } => {
                 let is = run.registers[from.octets()..][..with.len()].cmp(with);
                 let holds = match how {
                     Comparison::Equal => is.is_eq(),
                     Comparison::NotEqual => is.is_ne(),
-                    Comparison::AtLeast => is.is_ge(),
-                    Comparison::AtMost => is.is_le(),
                 };
                 return Step::on_if(holds);
             }
@@ -135,19 +131,17 @@ impl Evaluation<'_> {
                 let kind = if is_own { LOCAL } else { UNICAST };
                 run.load(*to, &kind.to_ne_bytes());
             }
-            Expression::Nat { range, .. } => {
-                self.translate(*range, run);
+            Expression::Dnat { address, port, .. } => {
+                self.translate(*address, *port, run);
                 return Step::Ends(Verdict::Accept);
             }
-            Expression::Masquerade { .. } => return run.masquerade(),
+            Expression::Masquerade => return run.masquerade(),
             Expression::Reject { .. } => return Step::Refuses,
             Expression::Dynset {
                 set,
-                op: DynsetOp::Update,
                 key,
                 data: Some(data),
                 timeout,
-                ..
             } => return self.update(table, set, (*key, *data), *timeout, run),
             Expression::Counter { .. } | Expression::ToNetworkOrder { len: 1, .. } => {}
             other => panic!("the simulated kernel does not know {other:?}"),
@@ -161,7 +155,7 @@ impl Evaluation<'_> {
         table: &Table,
         set: &Arc<str>,
         (key, data): (Register, Register),
-        timeout: Option<Duration>,
+        timeout: Duration,
         run: &mut Running,
     ) -> Step {
         let Some(there) = table.sets.get(&**set) else {
@@ -174,16 +168,15 @@ impl Evaluation<'_> {
             set: Arc::clone(set),
             key: run.octets(key, of_key),
             data: Some(run.octets(data, address + 4)),
-            timeout,
+            timeout: Some(timeout),
         });
         Step::On
     }
 
-    fn translate(&self, range: Range, run: &mut Running) {
+    fn translate(&self, address: Register, port: Option<Register>, run: &mut Running) {
         let length = usize::from(self.family.bits() / 8);
-        let ip = range.address.map(|at| run.octets(at, length));
-        let port = range.port.map(|at| run.octets(at, 2));
-        if let Some(ip) = ip.and_then(|ip| address(&ip)) {
+        let port = port.map(|at| run.octets(at, 2));
+        if let Some(ip) = ip_of(&run.octets(address, length)) {
             run.way.destination.set_ip(ip);
         }
         if let Some([high, low]) = port.as_deref() {
@@ -241,10 +234,7 @@ impl Evaluation<'_> {
         Step::On
     }
 
-    fn ct(&self, key: u32, access: Access, run: &mut Running) -> Step {
-        let Access::Load(to) = access else {
-            return Step::On;
-        };
+    fn ct(&self, key: u32, to: Register, run: &mut Running) -> Step {
         let original = self.packet.destination;
         let translated = run.way.destination != original;
         let state = match self.packet.established {
@@ -310,7 +300,7 @@ impl Step {
     }
 }
 
-fn address(octets: &[u8]) -> Option<IpAddr> {
+fn ip_of(octets: &[u8]) -> Option<IpAddr> {
     match octets.len() {
         4 => <[u8; 4]>::try_from(octets).ok().map(IpAddr::from),
         _ => <[u8; 16]>::try_from(octets).ok().map(IpAddr::from),

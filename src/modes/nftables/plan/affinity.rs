@@ -10,8 +10,8 @@ use std::{sync::Arc, time::Duration};
 
 use net::Family;
 use nftables::{
-    Chain, ChainType, Comment, Ct, Data, Dynset, DynsetOp, Field, Hook, Rule, Set, Statement, Test,
-    Type, Value, Verdict,
+    Chain, ChainType, Comment, Ct, Data, Dynset, Field, Hook, Rule, Set, Statement, Test, Type,
+    Value, Verdict,
 };
 
 use super::{
@@ -88,13 +88,10 @@ pub(super) fn chain_name(
 pub(super) fn remember(map: &ClientMap, timeout: Duration) -> Vec<Rule> {
     let family = map.port.family;
     let update = Statement::Dynset(Dynset {
-        op: DynsetOp::Update,
         set: (&*map.set()).into(),
         key: vec![Field::SourceAddress(family)],
-        timeout: Some(timeout),
+        timeout,
         data: sets::endpoint(family),
-        counter: false,
-        limit: None,
     });
     vec![
         Rule::new([update, Statement::Verdict(Verdict::Return)]),

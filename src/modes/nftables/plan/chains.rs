@@ -5,9 +5,7 @@
 use std::{iter::repeat_n, time::Duration};
 
 use net::Family;
-use nftables::{
-    Chain, Field, Jhash, Mark, MarkValue, Numgen, Rule, Set, Statement, Target, Verdict,
-};
+use nftables::{Chain, Field, Jhash, MarkValue, Numgen, Rule, Set, Statement, Verdict};
 
 use super::{
     Options, Sets,
@@ -167,7 +165,7 @@ impl Pick {
     fn rules(&self, options: &Options, sets: &Sets) -> Vec<Rule> {
         let family = options.family;
         let mut rules = Vec::new();
-        let mark = || Statement::SetMark(Mark::Packet, MarkValue::Or(options.masquerade_mark));
+        let mark = || Statement::SetMark(MarkValue::Or(options.masquerade_mark));
         match self.masquerade {
             Masquerade::None => {}
             Masquerade::NotLocal => {
@@ -176,10 +174,7 @@ impl Pick {
             }
             Masquerade::All => rules.push(Rule::new([mark()])),
         }
-        let to = |key: Vec<Field>, map: &Set| {
-            let target = Target::Map(key, map.into());
-            Statement::Dnat(family, target)
-        };
+        let to = |key: Vec<Field>, map: &Set| Statement::Dnat(family, key, map.into());
         if let Some(map) = &self.affinity {
             let known = to(vec![Field::SourceAddress(family)], &map.set());
             // `nft` takes no port without it.

@@ -3,8 +3,8 @@
 use ipnet::IpNet;
 use net::{Family, Protocol};
 use nftables::{
-    Chain, ChainType, Ct, Element, Field, Hook, Mark, MarkValue, Meta, Reject, Rule, Statement,
-    Test, Value, Verdict, concat,
+    Chain, ChainType, Ct, Element, Field, Hook, MarkValue, Meta, Reject, Rule, Statement, Test,
+    Value, Verdict, concat,
 };
 
 use super::{
@@ -212,7 +212,7 @@ impl Plan<'_> {
         let mark = MarkValue::Or(self.options.masquerade_mark);
         let node = Rule::new([
             is_nodes_own(Side::Source, self.options, self.sets),
-            Statement::SetMark(Mark::Packet, mark),
+            Statement::SetMark(mark),
             goto(),
         ]);
         let pods = pods.map(|pods| Rule::new([pods, goto()]));
@@ -304,7 +304,7 @@ impl Plan<'_> {
     fn postrouting(&self) -> Vec<Rule> {
         let mark = self.options.masquerade_mark;
         let marked = Field::Masked(Box::new(Field::Meta(Meta::Mark)), mark);
-        let masquerade = Statement::Masquerade { fully_random: true };
+        let masquerade = Statement::Masquerade;
         let to_itself = vec![
             Field::SourceAddress(self.family),
             Field::DestinationAddress(self.family),
@@ -312,7 +312,7 @@ impl Plan<'_> {
         vec![
             Rule::new([
                 Statement::Match(marked, Test::Is(mark.to_ne_bytes().to_vec())),
-                Statement::SetMark(Mark::Packet, MarkValue::Xor(mark)),
+                Statement::SetMark(MarkValue::Xor(mark)),
                 masquerade.clone(),
             ])
             .commented("kubernetes service traffic requiring SNAT"),

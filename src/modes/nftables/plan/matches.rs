@@ -26,9 +26,9 @@ pub(super) enum Side {
 /// Matches where an address of the packet is one of the node's own.
 pub(super) fn is_nodes_own(side: Side, options: &Options, sets: &Sets) -> Statement {
     if options.features.contains(NftPart::Fib) {
-        let fib = Fib {
-            source: side == Side::Source,
-            input: false,
+        let fib = match side {
+            Side::Source => Fib::Source,
+            Side::Destination => Fib::Destination,
         };
         return Statement::Match(Field::Fib(fib), Test::Is(LOCAL.to_ne_bytes().to_vec()));
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use hashbrown::HashMap;
-use nftables::{Datum, Element, Rule, Statement, Step, Target, Transaction, Verdict};
+use nftables::{Datum, Element, Rule, Statement, Step, Transaction, Verdict};
 
 /// The first slot of endpoints on this node.
 const LOCAL: u32 = 65_536;
@@ -102,7 +102,7 @@ impl Model {
             if let Statement::In(_, set)
             | Statement::NotIn(_, set)
             | Statement::VerdictMap(_, set)
-            | Statement::Dnat(_, Target::Map(_, set)) = statement
+            | Statement::Dnat(_, _, set) = statement
             {
                 assert!(self.sets.contains_key(&*set.name), "{statement}");
             }

@@ -103,7 +103,7 @@ impl Sets {
             hairpin: Arc::new(Set::new("hairpin", Type::Named(vec![of, of]))),
             affinity: Arc::new(Set {
                 dynamic: true,
-                timeout: Some(Duration::from_secs(10_800)),
+                timeouts: true,
                 size: Some(65_536),
                 ..Set::map(
                     "affinity",

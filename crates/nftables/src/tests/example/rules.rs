@@ -12,10 +12,8 @@ fn number(number: u32) -> Vec<u8> {
 
 /// Chains and their rules.
 pub(in super::super) fn chains(family: Family, sets: &Sets) -> Vec<(Chain, Vec<Rule>)> {
-    let dnat = |key: Vec<Field>| {
-        let target = Target::Map(key, (&*sets.endpoints).into());
-        Rule::new([Statement::Dnat(family, target)])
-    };
+    let dnat =
+        |key: Vec<Field>| Rule::new([Statement::Dnat(family, key, (&*sets.endpoints).into())]);
     let jhash = Field::Jhash(Jhash {
         of: vec![Field::SourceAddress(family), Field::SourcePort],
         modulus: 2,
@@ -84,19 +82,14 @@ fn services(family: Family, sets: &Sets) -> Vec<Rule> {
             Statement::Verdict(Verdict::Continue),
         ]),
         Rule::new([
-            Statement::Match(
-                Field::Fib(Fib {
-                    source: false,
-                    input: false,
-                }),
-                Test::Is(number(2)),
-            ),
+            Statement::Match(Field::Fib(Fib::Destination), Test::Is(number(2))),
             vmap(
                 &sets.node_ports,
                 vec![Field::Meta(Meta::L4Proto), Field::DestinationPort],
             ),
         ]),
-        Rule::new([Statement::SetMark(Mark::Packet, MarkValue::Or(0x4000))]),
+        Rule::new([Statement::SetMark(MarkValue::Or(0x4000))]),
+        Rule::new([Statement::SetMark(MarkValue::Xor(1))]),
     ]
 }
 
@@ -112,46 +105,29 @@ fn postrouting(family: Family, sets: &Sets) -> Vec<Rule> {
                 Test::Is(number(0x4000)),
             ),
             Statement::Counter,
-            Statement::Masquerade { fully_random: true },
+            Statement::Masquerade,
         ]),
         Rule::new([
             Statement::In(hairpin, (&*sets.hairpin).into()),
-            Statement::Masquerade {
-                fully_random: false,
-            },
+            Statement::Masquerade,
         ]),
-        Rule::new([Statement::Snat(family, Target::To(ip(family, 8), None))]),
     ]
 }
 
 fn several(family: Family, sets: &Sets) -> Vec<Rule> {
     let tcp = Statement::Match(Field::Meta(Meta::L4Proto), Test::Is(vec![6]));
-    let to = |port| Target::To(ip(family, 5), port);
     let single = Dynset {
-        op: DynsetOp::Update,
         set: (&*sets.affinity).into(),
         key: vec![Field::SourceAddress(family), Field::DestinationPort],
-        timeout: None,
+        timeout: Duration::from_secs(30),
         data: vec![Field::DestinationAddress(family), Field::DestinationPort],
-        counter: false,
-        limit: None,
     };
-    let affinity = Target::Map(single.key.clone(), (&*sets.affinity).into());
-    let mut rules = vec![
-        Rule::new([tcp.clone(), Statement::Dnat(family, to(Some(80)))]),
-        Rule::new([Statement::Dnat(family, to(None))]),
-        Rule::new([tcp.clone(), Statement::Redirect(Some(8080))]),
-        Rule::new([Statement::Redirect(None)]),
-        Rule::new([tcp, Statement::Dnat(family, affinity)]),
-    ];
+    let affinity = Statement::Dnat(family, single.key.clone(), (&*sets.affinity).into());
+    let mut rules = vec![Rule::new([tcp, affinity])];
     if family == Family::V4 {
         // `nft` 1.0.6 breaks off where key and data take more than 32 octets
         // and one of them no multiple of 16.
-        rules.push(Rule::new([Statement::Dynset(single.clone())]));
-        rules.push(Rule::new([Statement::Dynset(Dynset {
-            timeout: Some(Duration::from_secs(30)),
-            ..single
-        })]));
+        rules.push(Rule::new([Statement::Dynset(single)]));
     }
     rules
 }
@@ -172,7 +148,6 @@ fn filter(family: Family, sets: &Sets) -> Vec<Rule> {
         when(ct(Ct::State), Test::Any(1)),
         when(ct(Ct::Status), Test::Any(32)),
         when(ct(Ct::Direction), Test::Is(vec![1])),
-        when(ct(Ct::Mark), Test::Is(number(7))),
         when(
             original(Ct::DestinationAddress(family)),
             Test::Is(Value::Ip(ip(family, 1)).octets()),
@@ -193,11 +168,6 @@ fn filter(family: Family, sets: &Sets) -> Vec<Rule> {
             Test::Prefix(network, odd),
         ),
         when(Field::DestinationPort, Test::Is(port(80))),
-        when(Field::DestinationPort, Test::Within(port(1000), port(2000))),
-        when(
-            Field::DestinationPort,
-            Test::Outside(port(1000), port(2000)),
-        ),
         when(
             Field::Masked(Box::new(Field::Meta(Meta::Mark)), 0xff),
             Test::IsNot(number(0x10)),
@@ -207,16 +177,10 @@ fn filter(family: Family, sets: &Sets) -> Vec<Rule> {
             Test::Is(Value::Name("lo".to_owned()).octets()),
         ),
         when(
-            Field::Meta(Meta::OutputName),
+            Field::Meta(Meta::InputName),
             Test::IsNot(Value::Name("lo".to_owned()).octets()),
         ),
-        when(
-            Field::Fib(Fib {
-                source: true,
-                input: true,
-            }),
-            Test::IsNot(number(1)),
-        ),
+        when(Field::Fib(Fib::Source), Test::IsNot(number(1))),
         Rule::new([
             Statement::In(vec![Field::Meta(Meta::InputName)], (&*sets.links).into()),
             accept(),
@@ -227,64 +191,25 @@ fn filter(family: Family, sets: &Sets) -> Vec<Rule> {
             Statement::Verdict(Verdict::Drop),
         ]),
     ];
-    rules.extend(marks());
     rules.extend(limits(family, sets));
     rules
-}
-
-/// Rules that set marks.
-fn marks() -> Vec<Rule> {
-    vec![
-        Rule::new([Statement::SetMark(Mark::Connection, MarkValue::Is(3))]),
-        Rule::new([Statement::SetMark(Mark::Connection, MarkValue::Or(0x10))]),
-        Rule::new([Statement::SetMark(
-            Mark::Packet,
-            MarkValue::And(0xffff_bfff),
-        )]),
-        Rule::new([Statement::SetMark(Mark::Packet, MarkValue::Xor(1))]),
-        Rule::new([Statement::SetMark(
-            Mark::Connection,
-            MarkValue::Of(Field::Meta(Meta::Mark)),
-        )]),
-        Rule::new([Statement::SetMark(
-            Mark::Packet,
-            MarkValue::Of(Field::Ct(Ct::Mark, None)),
-        )]),
-    ]
 }
 
 /// Rules that limit and refuse.
 fn limits(family: Family, sets: &Sets) -> Vec<Rule> {
     let accept = Statement::Verdict(Verdict::Accept);
     let tcp = Statement::Match(Field::Meta(Meta::L4Proto), Test::Is(vec![6]));
-    let limit = |over| Limit {
-        rate: 10,
-        seconds: 60,
-        burst: 5,
-        over,
-    };
-    let limited = |counter, limit, op| {
-        Rule::new([Statement::Dynset(Dynset {
-            op,
-            set: (&*sets.limited).into(),
-            key: vec![Field::SourceAddress(family)],
-            timeout: Some(Duration::from_millis(1500)),
-            data: Vec::new(),
-            counter,
-            limit,
-        })])
+    let limited = Dynset {
+        set: (&*sets.limited).into(),
+        key: vec![Field::SourceAddress(family)],
+        timeout: Duration::from_millis(1500),
+        data: Vec::new(),
     };
     vec![
-        Rule::new([Statement::Limit(limit(false)), accept]),
-        Rule::new([
-            Statement::Limit(limit(true)),
-            Statement::Verdict(Verdict::Drop),
-        ]),
-        limited(false, None, DynsetOp::Add),
-        limited(true, None, DynsetOp::Update),
-        limited(true, Some(limit(true)), DynsetOp::Update),
+        Rule::new([Statement::Limit(10), accept]),
+        Rule::new([Statement::Dynset(limited)]),
         Rule::new([Statement::Reject(Reject::PortUnreachable(family))]),
-        Rule::new([Statement::Reject(Reject::AdminProhibited(family))]),
-        Rule::new([tcp, Statement::Reject(Reject::TcpReset)]),
+        Rule::new([tcp.clone(), Statement::Reject(Reject::TcpReset)]),
+        Rule::new([tcp, Statement::BeginsTcp, Statement::Trace]),
     ]
 }
