@@ -29,7 +29,7 @@ impl Addresses {
     /// When no netlink socket can be opened.
     pub(super) fn open(node_ports: Arc<NodePorts>) -> Result<Addresses, Error> {
         Ok(Addresses {
-            changes: AddressChanges::open()?.ignoring(ipvs::plan::LINK),
+            changes: AddressChanges::open(Some(ipvs::plan::LINK))?,
             node_ports,
             seen: None,
         })
@@ -91,7 +91,7 @@ mod tests {
             block_on(async {
                 let node_ports = NodePorts::new(&NodePortAddresses::default(), None);
                 let mut addresses = Addresses::open(Arc::new(node_ports)).unwrap();
-                let mut all = AddressChanges::open().unwrap();
+                let mut all = AddressChanges::open(None).unwrap();
                 ip("addr add 2001:db8::1/64 dev lo nodad valid_lft 1000 preferred_lft 1000");
                 addresses.changed().await.unwrap();
                 addresses.serving_node_ports(None).unwrap();

@@ -194,7 +194,7 @@ impl Proxy {
                 let tracker = Tracker::new("node");
                 let mode = mode.expect("iptables works here");
                 let mut runner = Runner::new(mode, tracker, options, health, metrics);
-                let changes = Addresses(AddressChanges::open().expect("netlink"));
+                let changes = Addresses(AddressChanges::open(None).expect("netlink"));
                 tokio::select! {
                     () = runner.run(watch::manifests::spawn(manifests), Some(changes), ready(())) => {}
                     _ = stopped => {}

@@ -5,10 +5,9 @@ use std::{collections::HashMap, io, net::IpAddr};
 use ipnet::IpNet;
 use net::{Family, octets};
 use nix::{errno::Errno, libc, net::if_::if_nameindex};
-use tokio::io::{Interest, unix::AsyncFd};
 
 use super::{links, routes};
-use crate::{Error, Malformed, Message, Protocol, Request, Socket};
+use crate::{Error, Malformed, Message, Notifications, Protocol, Request, Socket};
 
 /// The label of IPv4 addresses that Tripod assigns (`IFA_LABEL`).
 pub const LABEL: &str = "lo:tripod";
@@ -386,39 +385,24 @@ pub enum Change {
 /// gives one to each link that comes up, so each pod's link brings two changes
 /// of its own (tentative, then not), and nothing is served at them.
 pub struct AddressChanges {
-    socket: AsyncFd<Socket>,
+    notifications: Notifications,
     ignored: Option<&'static str>,
 }
 
 impl AddressChanges {
-    /// Subscribes to the changes in the current network namespace. Must be
-    /// called within a tokio runtime.
+    /// Subscribes to the changes in the current network namespace, except those on the
+    /// link of the name `ignored` as long as there is one: when the link itself is
+    /// deleted, the removal of its addresses counts. Must be called within a tokio
+    /// runtime.
     ///
     /// # Errors
     /// When no netlink socket can be opened.
-    pub fn open() -> Result<AddressChanges, Error> {
+    pub fn open(ignored: Option<&'static str>) -> Result<AddressChanges, Error> {
         let groups = [libc::RTNLGRP_IPV4_IFADDR, libc::RTNLGRP_IPV6_IFADDR];
-        let failed = |source: io::Error| Error::Socket {
-            operation: "watch",
-            object: "addresses".to_owned(),
-            source,
-        };
-        let socket = Socket::watch(Protocol::Route, &groups, "addresses")?;
-        // SAFETY: a `Socket` owns its descriptor, never exchanges it, and closes
-        // it when dropped, which `AsyncFd` does after it has deregistered.
-        let socket = unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) }
-            .map_err(|error| failed(error.into()))?;
         Ok(AddressChanges {
-            socket,
-            ignored: None,
+            notifications: Notifications::open(Protocol::Route, &groups, "addresses")?,
+            ignored,
         })
-    }
-
-    /// Returns the same, but ignores changes on the link of that name as long as there
-    /// is one: when the link itself is deleted, the removal of its addresses counts.
-    pub fn ignoring(mut self, link: &'static str) -> AddressChanges {
-        self.ignored = Some(link);
-        self
     }
 
     /// Waits for the next change. Changes in quick succession may be reported
@@ -429,22 +413,17 @@ impl AddressChanges {
     /// When the socket fails.
     pub async fn changed(&mut self) -> io::Result<Change> {
         loop {
-            let mut guard = self.socket.readable_mut().await?;
+            self.notifications.arrived().await?;
             let (mut removed, mut other) = (false, false);
             let ignored = self.ignored.and_then(|link| links::index(link).ok());
-            let lost = guard
-                .get_inner_mut()
-                .drain(|message| match parse(message) {
-                    Ok(None) => {}
-                    Ok(Some(address))
-                        if address.own
-                            || address.is_of_link()
-                            || Some(address.index) == ignored => {}
-                    Ok(Some(_)) if message.kind == libc::RTM_DELADDR => removed = true,
-                    // A message that cannot be read may have been a change.
-                    Ok(Some(_)) | Err(_) => other = true,
-                })?;
-            guard.clear_ready();
+            let lost = self.notifications.drain(|message| match parse(message) {
+                Ok(None) => {}
+                Ok(Some(address))
+                    if address.own || address.is_of_link() || Some(address.index) == ignored => {}
+                Ok(Some(_)) if message.kind == libc::RTM_DELADDR => removed = true,
+                // A message that cannot be read may have been a change.
+                Ok(Some(_)) | Err(_) => other = true,
+            })?;
             if removed {
                 return Ok(Change::Removed);
             }

@@ -25,27 +25,16 @@ impl Notifications {
     /// # Errors
     /// When there is no such group, or the caller lacks CAP_NET_ADMIN for it.
     pub fn open(protocol: Protocol, groups: &[u32], object: &str) -> Result<Notifications, Error> {
-        let socket = Socket::watch(protocol, groups, object)?;
+        let socket = Socket::listen(protocol, groups)?;
         socket.expect_many_answers();
-        Notifications::of(socket, object)
-    }
-
-    /// Waits for notifications on `socket`, which is already subscribed to them; `object` names
-    /// their subject, for errors. Must be called within a tokio runtime.
-    ///
-    /// # Errors
-    /// When the runtime cannot wait for it.
-    pub fn of(socket: Socket, object: &str) -> Result<Notifications, Error> {
-        let failed = |source: io::Error| Error::Socket {
-            operation: "watch",
-            object: object.to_owned(),
-            source,
-        };
-        socket.set_nonblocking().map_err(failed)?;
         // SAFETY: a `Socket` owns its descriptor, never exchanges it, and closes
         // it when dropped, which `AsyncFd` does after it has deregistered.
         let socket = unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) }
-            .map_err(|error| failed(error.into()))?;
+            .map_err(|error| Error::Socket {
+                operation: "watch",
+                object: object.to_owned(),
+                source: error.into(),
+            })?;
         Ok(Notifications {
             socket,
             more: false,

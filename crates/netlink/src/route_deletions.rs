@@ -26,7 +26,7 @@ impl RouteDeletions {
             Family::V4 => [libc::RTNLGRP_IPV4_ROUTE, libc::RTNLGRP_IPV4_RULE],
             Family::V6 => [libc::RTNLGRP_IPV6_ROUTE, libc::RTNLGRP_IPV6_RULE],
         };
-        let socket = Socket::watch(Protocol::Route, &groups, &format!("{family} routes"))?;
+        let socket = Socket::listen(Protocol::Route, &groups)?;
         Ok(RouteDeletions { socket })
     }
 

@@ -61,22 +61,6 @@ impl Socket {
         Socket::listen(protocol, &[])
     }
 
-    /// Opens a socket that receives the notifications of `groups` and does not wait for them;
-    /// `object` names their subject, for errors.
-    ///
-    /// # Errors
-    /// Those of [`Socket::listen`].
-    pub fn watch(protocol: Protocol, groups: &[u32], object: &str) -> Result<Socket, Error> {
-        let socket = Socket::listen(protocol, groups)?;
-        let set = socket.set_nonblocking();
-        set.map_err(|source| Error::Socket {
-            operation: "watch",
-            object: object.to_owned(),
-            source,
-        })?;
-        Ok(socket)
-    }
-
     /// Opens a socket that receives the notifications of `groups` (numbers as
     /// in `RTNLGRP_*`).
     ///
@@ -112,11 +96,6 @@ impl Socket {
     /// Receives no more notifications of these groups; those in the queue stay.
     pub fn leave(&self, groups: &[u32]) -> io::Result<()> {
         self.inner.leave(groups)
-    }
-
-    /// Makes [`Socket::drain`] return instead of waiting.
-    pub fn set_nonblocking(&self) -> io::Result<()> {
-        self.inner.set_nonblocking()
     }
 
     /// Sends `request` and waits for the kernel's acknowledgement; `parse` sees
@@ -301,7 +280,7 @@ impl Socket {
         mut each: impl FnMut(Message<'_>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let length = loop {
-            match self.inner.receive(&mut self.buffer, Waits::AsTheSocket) {
+            match self.inner.receive(&mut self.buffer, Waits::ForOne) {
                 Ok(length) => break length,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(source) => return Err(socket_error(request, source)),
@@ -318,8 +297,8 @@ impl Socket {
     }
 
     /// Reads the notifications that wait and calls `each` with each, without
-    /// waiting for more (the socket must be non-blocking). Returns true if some
-    /// were lost because they came faster than they were read.
+    /// waiting for more. Returns true if some were lost because they came faster
+    /// than they were read.
     pub fn drain(&mut self, each: impl FnMut(Message<'_>)) -> io::Result<bool> {
         self.drain_some(usize::MAX, each)
             .map(|drained| drained.lost)

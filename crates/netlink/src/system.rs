@@ -95,12 +95,6 @@ pub trait Peer: AsRawFd + Send + Sync {
     /// When there is no such group.
     fn leave(&self, groups: &[u32]) -> io::Result<()>;
 
-    /// Makes the socket return instead of waiting.
-    ///
-    /// # Errors
-    /// When the system refuses.
-    fn set_nonblocking(&self) -> io::Result<()>;
-
     /// The port id of the socket (`nl_pid`).
     ///
     /// # Errors
@@ -111,8 +105,8 @@ pub trait Peer: AsRawFd + Send + Sync {
 /// How long to wait for a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waits {
-    /// Until one comes, unless the socket was made non-blocking.
-    AsTheSocket,
+    /// Until one comes.
+    ForOne,
     /// Not at all.
     Never,
 }
@@ -247,7 +241,7 @@ impl Peer for NlSocket {
 
     fn receive(&self, buffer: &mut [u8], waits: Waits) -> io::Result<usize> {
         let flags = match waits {
-            Waits::AsTheSocket => Msg::TRUNC,
+            Waits::ForOne => Msg::TRUNC,
             Waits::Never => Msg::TRUNC | Msg::DONTWAIT,
         };
         self.recv(buffer, flags).map(|(length, _)| length)
@@ -259,10 +253,6 @@ impl Peer for NlSocket {
 
     fn leave(&self, groups: &[u32]) -> io::Result<()> {
         self.drop_mcast_membership(Groups::new_groups(groups))
-    }
-
-    fn set_nonblocking(&self) -> io::Result<()> {
-        self.nonblock()
     }
 
     fn port(&self) -> io::Result<u32> {

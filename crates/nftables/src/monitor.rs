@@ -13,7 +13,7 @@ use super::{
     expression::Expression,
     kind, rule,
     verdict::Verdict,
-    watcher::{GROUP, NEW_GENERATION, failed},
+    watcher::{GROUP, NEW_GENERATION},
 };
 
 const NEW_CHAIN: u16 = kind(libc::NFT_MSG_NEWCHAIN);
@@ -59,7 +59,6 @@ impl Monitor {
     pub fn open() -> Result<Monitor, Error> {
         let socket = Socket::listen(Protocol::Netfilter, &[GROUP])?;
         socket.expect_many_answers();
-        socket.set_nonblocking().map_err(failed)?;
         Ok(Monitor { socket })
     }
 

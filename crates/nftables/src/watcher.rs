@@ -67,7 +67,6 @@ impl Watcher {
     pub fn open(own: &[u32]) -> Result<Watcher, Error> {
         let socket = Socket::listen(Protocol::Netfilter, &[GROUP])?;
         socket.expect_many_answers();
-        socket.set_nonblocking().map_err(failed)?;
         let watcher = Watcher {
             socket,
             unwatched: Unwatched::default(),
@@ -140,7 +139,7 @@ impl Watcher {
     }
 }
 
-pub(super) fn failed(source: io::Error) -> Error {
+fn failed(source: io::Error) -> Error {
     Error::Socket {
         operation: "watch",
         object: "nf_tables".to_owned(),

@@ -310,10 +310,6 @@ impl Peer for Socket {
         Ok(())
     }
 
-    fn set_nonblocking(&self) -> io::Result<()> {
-        Ok(())
-    }
-
     fn port(&self) -> io::Result<u32> {
         Ok(self.port)
     }

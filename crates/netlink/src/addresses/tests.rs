@@ -81,7 +81,7 @@ fn changes_by_other_programs_are_noticed_and_own_ones_are_not() {
     in_namespace(|| {
         block_on(async {
             let mut socket = Socket::open(Protocol::Route).unwrap();
-            let mut changes = AddressChanges::open().unwrap();
+            let mut changes = AddressChanges::open(None).unwrap();
             let service = IpAddr::from([10, 96, 0, 1]);
             assign(&mut socket, 1, &[service])
                 .unwrap()
