@@ -176,8 +176,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         "crates/netlink/src/transaction.rs",
-        "        if !refused.is_empty() {\n            return Err(Fault",
-        "        if refused.len() > count {\n            return Err(Fault",
+        "        if !refused.is_empty() {\n            return Ok(refused",
+        "        if refused.len() > count {\n            return Ok(refused",
         "refusals are not read",
     ),
     noticed(

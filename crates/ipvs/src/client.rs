@@ -104,7 +104,7 @@ impl Ipvs {
         self.ask(|socket, family| {
             let object = "the version of IPVS";
             let request = encode::request(family, encode::GET_INFO, "read", object);
-            socket.call(&request, |_| Ok(None::<()>)).map(drop)
+            socket.acknowledge(&request)
         })
     }
 
@@ -123,7 +123,7 @@ impl Ipvs {
                 .u32(TIMEOUT_TCP, seconds(timeouts.tcp))
                 .u32(TIMEOUT_TCP_FIN, seconds(timeouts.tcp_fin))
                 .u32(TIMEOUT_UDP, seconds(timeouts.udp));
-            socket.call(&request, |_| Ok(None::<()>)).map(drop)
+            socket.acknowledge(&request)
         })
     }
 
@@ -239,37 +239,30 @@ impl Ipvs {
 /// When this kernel has no IPVS and cannot load it.
 fn find_family(socket: &mut Socket) -> Result<u16, Error> {
     match socket.family(NAME) {
-        Err(Error::Refused {
-            errno: Errno::ENOENT,
-            object,
-            operation,
-            ..
-        }) => {
-            let loaded = modules::load(MODULE);
-            socket.family(NAME).map_err(|_| Error::Refused {
-                operation,
-                object,
-                // Where modprobe could not be run, that is the reason.
-                errno: match &loaded {
-                    Err(modules::Error::Run { source, .. }) if is_passing_io(source) => {
-                        source.raw_os_error().map_or(Errno::EAGAIN, Errno::from_raw)
-                    }
-                    _ => Errno::ENOENT,
-                },
-                hint: Some(match loaded {
-                    Ok(()) => format!("module {MODULE} is loaded but provides no IPVS"),
-                    Err(why) => format!("kernel without IPVS: {why}"),
-                }),
-            })
-        }
-        other => other,
+        Err(error) if error.errno() == Some(Errno::ENOENT) => {}
+        found => return found,
     }
+    let loaded = modules::load(MODULE);
+    socket.family(NAME).map_err(|_| {
+        let errno = match &loaded {
+            // Where modprobe could not be run, that is the reason.
+            Err(modules::Error::Run { source, .. }) if is_passing_io(source) => {
+                source.raw_os_error().map_or(Errno::EAGAIN, Errno::from_raw)
+            }
+            _ => Errno::ENOENT,
+        };
+        let hint = match loaded {
+            Ok(()) => format!("module {MODULE} is loaded but provides no IPVS"),
+            Err(why) => format!("kernel without IPVS: {why}"),
+        };
+        Error::new("find", format!("generic netlink family {NAME}"), errno).hinted(hint)
+    })
 }
 
 /// True for the errors with which the kernel refuses a family number that no family has (`ENOENT`),
 /// or that another family has got since. It gives the same errors for many other reasons.
 fn may_be_out_of_date(error: &Error) -> bool {
-    matches!(error, Error::Refused { .. })
+    error.is_refused()
         && matches!(
             error.errno(),
             Some(Errno::ENOENT | Errno::EINVAL | Errno::EOPNOTSUPP)

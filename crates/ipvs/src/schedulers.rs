@@ -35,12 +35,9 @@ impl Ipvs {
     pub fn try_scheduler(&mut self, name: &str) -> Result<Option<Error>, Error> {
         let server = VirtualServer::new(trial(), name.to_owned());
         if name.is_empty() || name.len() > LONGEST_SCHEDULER_NAME {
-            return Ok(Some(Error::Refused {
-                operation: "use",
-                object: format!("scheduler {name:?}"),
-                errno: Errno::EINVAL,
-                hint: Some(format!("a name has 1 to {LONGEST_SCHEDULER_NAME} bytes")),
-            }));
+            let error = Error::new("use", format!("scheduler {name:?}"), Errno::EINVAL);
+            let hint = format!("a name has 1 to {LONGEST_SCHEDULER_NAME} bytes");
+            return Ok(Some(error.hinted(hint)));
         }
         let mut outcome = self.add(&server);
         if let Err(error) = &outcome
@@ -78,7 +75,7 @@ impl Ipvs {
 /// that no scheduler can have (`ip_vs_add_service` in `net/netfilter/ipvs/ip_vs_ctl.c`, and the
 /// checks of attributes before it).
 fn is_about_the_name(error: &Error) -> bool {
-    matches!(error, Error::Refused { .. })
+    error.is_refused()
         && matches!(
             error.errno(),
             Some(Errno::ENOENT | Errno::EINVAL | Errno::ERANGE | Errno::ENAMETOOLONG)

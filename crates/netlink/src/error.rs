@@ -1,6 +1,6 @@
 //! Errors of netlink calls, each with the operation and the object in its text.
 
-use std::io;
+use std::{fmt, io};
 
 use nix::errno::Errno;
 
@@ -11,68 +11,120 @@ use crate::passing;
 #[error("{0}")]
 pub struct Malformed(pub &'static str);
 
-/// Why a netlink call failed.
+/// A netlink call that failed.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+#[error("cannot {operation} {object}: {reason}")]
+pub struct Error {
+    operation: &'static str,
+    object: String,
+    reason: Reason,
+}
+
+/// Why a netlink call failed.
+#[derive(Debug)]
+pub enum Reason {
     /// The kernel refused.
-    #[error("cannot {operation} {object}: {}", reason(*.errno, .hint.as_deref()))]
     Refused {
-        /// The operation, a verb.
-        operation: &'static str,
-        /// The object that it was asked for.
-        object: String,
         /// The kernel's reason.
         errno: Errno,
-        /// The kernel's text (extended acknowledgement), where there is one.
+        /// The kernel's text (extended acknowledgement), or an explanation; `None`: there is none.
         hint: Option<String>,
     },
     /// The socket failed.
-    #[error("cannot {operation} {object}: netlink socket: {source}")]
-    Socket {
-        /// The operation, a verb.
-        operation: &'static str,
-        /// The object that it was asked for.
-        object: String,
-        /// The system's reason.
-        source: io::Error,
-    },
+    Socket(io::Error),
     /// The kernel's answer could not be read.
-    #[error("cannot {operation} {object}: the kernel's answer is malformed: {what}")]
-    Answer {
-        /// The operation, a verb.
-        operation: &'static str,
-        /// The object that it was asked for.
-        object: String,
-        /// The defect of the answer.
-        what: Malformed,
-    },
-    /// The listed objects changed during each attempt to list them.
-    #[error("cannot {operation} {object}: it changed during each of {attempts} attempts")]
-    Unstable {
-        /// The operation, a verb.
-        operation: &'static str,
-        /// The object that it was asked for.
-        object: String,
-        /// How often it was tried.
-        attempts: u32,
-    },
+    Answer(Malformed),
+    /// The listed objects changed during each of that many attempts to list them.
+    Unstable(u32),
 }
 
-/// Returns the system's description and the hint; for a number that the system
-/// has no words for, the hint alone.
-fn reason(errno: Errno, hint: Option<&str>) -> String {
-    match (errno, hint) {
-        (Errno::UnknownErrno, Some(hint)) => hint.to_owned(),
-        (errno, Some(hint)) => format!("{} ({hint})", errno.desc()),
-        (errno, None) => errno.desc().to_owned(),
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            // The system has no words for this number.
+            Reason::Refused {
+                errno: Errno::UnknownErrno,
+                hint: Some(hint),
+            } => f.write_str(hint),
+            Reason::Refused {
+                errno,
+                hint: Some(hint),
+            } => write!(f, "{} ({hint})", errno.desc()),
+            Reason::Refused { errno, hint: None } => f.write_str(errno.desc()),
+            Reason::Socket(error) => write!(f, "netlink socket: {error}"),
+            Reason::Answer(what) => write!(f, "the kernel's answer is malformed: {what}"),
+            Reason::Unstable(attempts) => {
+                write!(f, "it changed during each of {attempts} attempts")
+            }
+        }
+    }
+}
+
+impl From<Errno> for Reason {
+    fn from(errno: Errno) -> Reason {
+        Reason::Refused { errno, hint: None }
+    }
+}
+
+impl From<io::Error> for Reason {
+    fn from(error: io::Error) -> Reason {
+        Reason::Socket(error)
+    }
+}
+
+impl From<Malformed> for Reason {
+    fn from(what: Malformed) -> Reason {
+        Reason::Answer(what)
+    }
+}
+
+impl Reason {
+    pub(super) fn errno(&self) -> Option<Errno> {
+        match self {
+            Reason::Refused { errno, .. } => Some(*errno),
+            Reason::Socket(error) => error.raw_os_error().map(Errno::from_raw),
+            Reason::Answer(_) | Reason::Unstable(_) => None,
+        }
     }
 }
 
 impl Error {
+    /// Returns the error of an operation, a verb, on an object.
+    pub fn new(
+        operation: &'static str,
+        object: impl Into<String>,
+        reason: impl Into<Reason>,
+    ) -> Error {
+        Error {
+            operation,
+            object: object.into(),
+            reason: reason.into(),
+        }
+    }
+
+    /// Why the call failed.
+    pub fn reason(&self) -> &Reason {
+        &self.reason
+    }
+
+    /// Returns whether the kernel refused.
+    pub fn is_refused(&self) -> bool {
+        matches!(self.reason, Reason::Refused { .. })
+    }
+
     /// Returns whether the reason is temporary, such as a lack of memory or of descriptors, and so
     /// no answer to the request.
     pub fn is_passing(&self) -> bool {
-        matches!(self, Error::Unstable { .. }) || self.errno().is_some_and(passing::is_passing)
+        matches!(self.reason, Reason::Unstable(_)) || self.errno().is_some_and(passing::is_passing)
+    }
+
+    /// Explains a refusal by this text instead of the kernel's.
+    #[must_use]
+    pub fn hinted(mut self, text: impl Into<String>) -> Error {
+        if let Reason::Refused { hint, .. } = &mut self.reason {
+            *hint = Some(text.into());
+        }
+        self
     }
 
     /// Adds the `meaning` of a refusal, by its number and the operation, if the kernel gave no
@@ -81,24 +133,18 @@ impl Error {
         mut self,
         meaning: impl FnOnce(Errno, &'static str) -> Option<String>,
     ) -> Error {
-        if let Error::Refused {
-            operation,
+        if let Reason::Refused {
             errno,
             hint: hint @ None,
-            ..
-        } = &mut self
+        } = &mut self.reason
         {
-            *hint = meaning(*errno, operation);
+            *hint = meaning(*errno, self.operation);
         }
         self
     }
 
     /// Returns the kernel's reason, where it was the kernel that refused.
     pub fn errno(&self) -> Option<Errno> {
-        match self {
-            Error::Refused { errno, .. } => Some(*errno),
-            Error::Socket { source, .. } => source.raw_os_error().map(Errno::from_raw),
-            _ => None,
-        }
+        self.reason.errno()
     }
 }

@@ -45,11 +45,7 @@ impl Socket {
         .header(&header(CtrlCmd::Getfamily.into(), 1))
         .text(CtrlAttr::FamilyName.into(), name);
         let found = self.call(&request, family_id)?;
-        found.into_iter().next().ok_or_else(|| Error::Refused {
-            operation: "find",
-            object: format!("generic netlink family {name}"),
-            errno: Errno::ENOENT,
-            hint: None,
-        })
+        let found = found.first().copied();
+        found.ok_or_else(|| request.failed(Errno::ENOENT))
     }
 }

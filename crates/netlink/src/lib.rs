@@ -27,14 +27,14 @@ mod transaction;
 pub mod unix_listeners;
 pub mod veth;
 
-pub use error::{Error, Malformed};
+pub use error::{Error, Malformed, Reason};
 pub use headers::{RtMsg, netfilter_kind};
 pub use notifications::Notifications;
 pub use parse::{Attribute, Attributes, Message, Messages};
 pub use request::Request;
 pub use socket::Socket;
 pub use system::Protocol;
-pub use transaction::{Fault, Refusal};
+pub use transaction::Refusal;
 
 /// The protocol number of Tripod's routes (`rtm_protocol`) and rules
 /// (`FRA_PROTOCOL`), which names the program that made them.

@@ -9,12 +9,7 @@ use crate::{Error, Malformed, Message, Request, Socket};
 /// # Errors
 /// When this network namespace has no such interface.
 pub fn index(name: &str) -> Result<u32, Error> {
-    if_nametoindex(name).map_err(|errno| Error::Refused {
-        operation: "find",
-        object: format!("interface {name}"),
-        errno,
-        hint: None,
-    })
+    if_nametoindex(name).map_err(|errno| Error::new("find", format!("interface {name}"), errno))
 }
 
 /// Finds the index of the interface `name`; `None`: this network namespace has none.
@@ -37,12 +32,8 @@ pub fn find(socket: &mut Socket, name: &str) -> Result<u32, Error> {
         .header(&[0; 16])
         .text(libc::IFLA_IFNAME, name);
     let found = socket.call(&request, index_of)?;
-    found.first().copied().ok_or_else(|| Error::Refused {
-        operation: "find",
-        object: format!("interface {name}"),
-        errno: Errno::ENODEV,
-        hint: None,
-    })
+    let found = found.first().copied();
+    found.ok_or_else(|| request.failed(Errno::ENODEV))
 }
 
 /// Reads the index of the link from a message.
@@ -57,20 +48,14 @@ pub fn index_of(message: Message<'_>) -> Result<Option<u32>, Malformed> {
 /// # Errors
 /// When there is none, or for lack of `CAP_NET_ADMIN`.
 pub fn set_up(socket: &mut Socket, index: u32) -> Result<(), Error> {
-    let index_field = i32::try_from(index).map_err(|_| Error::Refused {
-        operation: "set up",
-        object: format!("interface {index}"),
-        errno: Errno::ENODEV,
-        hint: None,
-    })?;
     // struct ifinfomsg: family, padding, type, index, flags, mask of flags.
     let mut header = [0; 16];
-    header[4..8].copy_from_slice(&index_field.to_ne_bytes());
+    header[4..8].copy_from_slice(&index.to_ne_bytes());
     header[8..12].copy_from_slice(&(libc::IFF_UP as u32).to_ne_bytes());
     header[12..16].copy_from_slice(&(libc::IFF_UP as u32).to_ne_bytes());
     let object = format!("interface {index}");
     let request = Request::new(libc::RTM_NEWLINK, 0, "set up", object).header(&header);
-    socket.call(&request, |_| Ok(None::<()>)).map(|_| ())
+    socket.acknowledge(&request)
 }
 
 /// Looks up the kind of virtual link of the interface with that index, such as `veth`, as `ip link
@@ -130,35 +115,25 @@ pub fn add_dummy(socket: &mut Socket, name: &str) -> Result<bool, Error> {
     .nested(libc::IFLA_LINKINFO, |r| {
         r.attribute(libc::IFLA_INFO_KIND, DUMMY.as_bytes())
     });
-    match socket.call(&request, |_| Ok(None::<()>)) {
-        Ok(_) => Ok(true),
-        Err(error) if error.errno() == Some(Errno::EEXIST) => {
-            match find(socket, name).and_then(|found| kind(socket, found))? {
-                Some(kind) if kind == DUMMY => Ok(false),
-                other => Err(Error::Refused {
-                    operation: "add",
-                    object: format!("dummy link {name}"),
-                    errno: Errno::EEXIST,
-                    hint: Some(format!(
-                        "a link of kind {} has that name: rename or delete it",
-                        other.as_deref().unwrap_or("physical")
-                    )),
-                }),
+    let Err(error) = socket.acknowledge(&request) else {
+        return Ok(true);
+    };
+    Err(match error.errno() {
+        Some(Errno::EEXIST) => {
+            let kind = find(socket, name).and_then(|found| kind(socket, found))?;
+            let kind = kind.as_deref().unwrap_or("physical");
+            if kind == DUMMY {
+                return Ok(false);
             }
+            error.hinted(format!(
+                "a link of kind {kind} has that name: rename or delete it"
+            ))
         }
-        Err(Error::Refused {
-            operation,
-            object,
-            errno: errno @ Errno::EOPNOTSUPP,
-            ..
-        }) => Err(Error::Refused {
-            operation,
-            object,
-            errno,
-            hint: Some("this kernel has no dummy links: module dummy (CONFIG_DUMMY)".to_owned()),
-        }),
-        Err(error) => Err(error),
-    }
+        Some(Errno::EOPNOTSUPP) => {
+            error.hinted("this kernel has no dummy links: module dummy (CONFIG_DUMMY)")
+        }
+        _ => error,
+    })
 }
 
 /// Deletes the link of that name with its addresses; one that does not exist is no error.
@@ -169,7 +144,7 @@ pub fn delete(socket: &mut Socket, name: &str) -> Result<(), Error> {
     let request = Request::new(libc::RTM_DELLINK, 0, "delete", format!("link {name}"))
         .header(&[0; 16])
         .text(libc::IFLA_IFNAME, name);
-    match socket.call(&request, |_| Ok(None::<()>)) {
+    match socket.acknowledge(&request) {
         Err(error) if error.errno() != Some(Errno::ENODEV) => Err(error),
         _ => Ok(()),
     }

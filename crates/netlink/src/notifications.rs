@@ -30,11 +30,7 @@ impl Notifications {
         // SAFETY: a `Socket` owns its descriptor, never exchanges it, and closes
         // it when dropped, which `AsyncFd` does after it has deregistered.
         let socket = unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) }
-            .map_err(|error| Error::Socket {
-                operation: "watch",
-                object: object.to_owned(),
-                source: error.into(),
-            })?;
+            .map_err(|error| Error::new("watch", object, io::Error::from(error)))?;
         Ok(Notifications {
             socket,
             more: false,

@@ -2,6 +2,8 @@
 
 use nix::libc;
 
+use super::error::{Error, Reason};
+
 /// Size of `struct nlmsghdr`.
 pub(super) const HEADER: usize = 16;
 
@@ -11,10 +13,10 @@ const LONGEST: usize = 65_532;
 /// A request: its message, and the words for an error about it.
 #[derive(Clone, Debug)]
 pub struct Request {
-    pub(super) operation: &'static str,
-    pub(super) object: String,
-    pub(super) kind: u16,
-    pub(super) flags: u16,
+    operation: &'static str,
+    object: String,
+    kind: u16,
+    flags: u16,
     body: Vec<u8>,
 }
 
@@ -95,6 +97,11 @@ impl Request {
         let length = (filled.body.len() - start) as u16;
         filled.body[start..start + 2].copy_from_slice(&length.to_ne_bytes());
         filled
+    }
+
+    /// Returns the error that it failed for this reason.
+    pub(super) fn failed(&self, reason: impl Into<Reason>) -> Error {
+        Error::new(self.operation, &self.object, reason)
     }
 
     /// Length of the message in bytes, with its header.

@@ -202,12 +202,9 @@ pub fn supports_ports(socket: &mut Socket, family: Family) -> Result<(), Error> 
     if understood || unknown {
         return listed.map(drop);
     }
-    Err(Error::Refused {
-        operation: "match destination ports in",
-        object: format!("{family} routing rules"),
-        errno: Errno::EOPNOTSUPP,
-        hint: Some("needs Linux 4.17 or later".to_owned()),
-    })
+    let object = format!("{family} routing rules");
+    let error = Error::new("match destination ports in", object, Errno::EOPNOTSUPP);
+    Err(error.hinted("needs Linux 4.17 or later"))
 }
 
 /// The rule that [`supports_ports`] tries, and the rule that an old kernel makes of it.

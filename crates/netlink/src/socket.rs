@@ -8,7 +8,7 @@ use std::{
 use nix::{errno::Errno, libc};
 
 use super::{
-    error::{Error, Malformed},
+    error::{Error, Malformed, Reason},
     parse::{Message, Messages},
     request::Request,
     system::{self, Peer, Protocol, Waits},
@@ -23,6 +23,8 @@ const DATAGRAM: usize = 16 * 1024;
 /// accounted there with about 1 KiB: 64 are far from the usual 208 KiB, beyond
 /// which the kernel drops answers.
 const BATCH: usize = 64;
+/// What is wrong with a datagram that does not fit [`RECEIVE`].
+pub(super) const TOO_LARGE: Malformed = Malformed("datagram larger than 64 KiB");
 /// Number of times that a dump is started when the listed objects change meanwhile.
 const ATTEMPTS: u32 = 10;
 
@@ -69,10 +71,9 @@ impl Socket {
     pub fn listen(protocol: Protocol, groups: &[u32]) -> Result<Socket, Error> {
         let inner = system::current()
             .connect(protocol, groups)
-            .map_err(|source| Error::Socket {
-                operation: "open",
-                object: format!("a netlink socket of protocol {protocol:?}"),
-                source,
+            .map_err(|error| {
+                let object = format!("a netlink socket of protocol {protocol:?}");
+                Error::new("open", object, error)
             })?;
         Ok(Socket {
             inner,
@@ -83,7 +84,7 @@ impl Socket {
     }
 
     /// Sets the meanings of a subsystem's private error numbers: they become the hint of
-    /// [`Error::Refused`].
+    /// [`Reason::Refused`].
     pub fn explain(&mut self, private: PrivateErrors) {
         self.private = private;
     }
@@ -109,8 +110,17 @@ impl Socket {
         parse: impl FnMut(Message<'_>) -> Result<Option<T>, Malformed>,
     ) -> Result<Vec<T>, Error> {
         let sequence = self.send(std::slice::from_ref(request), libc::NLM_F_ACK as u16)?;
-        let (answers, _) = self.gather(request, sequence, parse)?;
+        let gathered = self.gather(sequence, parse);
+        let (answers, _) = gathered.map_err(|reason| request.failed(reason))?;
         Ok(answers)
+    }
+
+    /// Sends `request` and waits for the kernel's acknowledgement.
+    ///
+    /// # Errors
+    /// When the kernel refuses, or its answer cannot be read.
+    pub fn acknowledge(&mut self, request: &Request) -> Result<(), Error> {
+        self.call(request, |_| Ok(None::<()>)).map(drop)
     }
 
     /// Sends `request` as a dump and follows it to its end over as many datagrams as it takes,
@@ -125,18 +135,16 @@ impl Socket {
     ) -> Result<Vec<T>, Error> {
         for _ in 0..ATTEMPTS {
             let sequence = self.send(std::slice::from_ref(request), libc::NLM_F_DUMP as u16)?;
-            match self.gather(request, sequence, &mut parse) {
+            match self.gather(sequence, &mut parse) {
                 Ok((answers, false)) => return Ok(answers),
                 // Some subsystems end an interrupted dump with an error.
-                Err(error) if error.errno() != Some(Errno::EINTR) => return Err(error),
+                Err(reason) if reason.errno() != Some(Errno::EINTR) => {
+                    return Err(request.failed(reason));
+                }
                 _ => {}
             }
         }
-        Err(Error::Unstable {
-            operation: request.operation,
-            object: request.object.clone(),
-            attempts: ATTEMPTS,
-        })
+        Err(request.failed(Reason::Unstable(ATTEMPTS)))
     }
 
     /// Sends all `requests`, many to a datagram, and returns the outcome of each, in order. The
@@ -174,22 +182,23 @@ impl Socket {
             let mut verdicts: Vec<Result<(), Error>> = chunk.iter().map(|_| Ok(())).collect();
             let mut answered = false;
             while !answered {
-                self.receive(&chunk[0], |message| {
+                let received = self.receive(|message| {
                     let at = message.sequence.wrapping_sub(first) as usize;
                     if message.kind == libc::NLMSG_ERROR as u16
                         && let (Some(request), Some(verdict)) =
                             (chunk.get(at), verdicts.get_mut(at))
                     {
                         answered |= at + 1 == chunk.len();
-                        *verdict = match settle(request, &message, private) {
-                            Err(Error::Refused { errno, .. }) if tolerated.contains(&errno) => {
+                        *verdict = match settle(&message, private) {
+                            Err(Reason::Refused { errno, .. }) if tolerated.contains(&errno) => {
                                 Ok(())
                             }
-                            other => other,
+                            settled => settled.map_err(|reason| request.failed(reason)),
                         };
                     }
                     Ok(())
-                })?;
+                });
+                received.map_err(|reason| chunk[0].failed(reason))?;
             }
             outcomes.extend(verdicts);
         }
@@ -215,21 +224,13 @@ impl Socket {
             let flags = if at + 1 == requests.len() { flags } else { 0 };
             request.write(&mut datagram, flags, self.sequence);
         }
-        loop {
-            match self.inner.send(&datagram) {
-                Ok(()) => return Ok(first),
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(source) => {
-                    return Err(match requests.first() {
-                        Some(request) => socket_error(request, source),
-                        None => Error::Socket {
-                            operation: "send",
-                            object: "an empty datagram".to_owned(),
-                            source,
-                        },
-                    });
-                }
-            }
+        match (
+            uninterrupted(|| self.inner.send(&datagram)),
+            requests.first(),
+        ) {
+            (Err(error), Some(request)) => Err(request.failed(error)),
+            (Err(error), None) => Err(Error::new("send", "an empty datagram", error)),
+            (Ok(()), _) => Ok(first),
         }
     }
 
@@ -239,15 +240,14 @@ impl Socket {
     /// not read to its end (EBUSY).
     fn gather<T>(
         &mut self,
-        request: &Request,
         sequence: u32,
         mut parse: impl FnMut(Message<'_>) -> Result<Option<T>, Malformed>,
-    ) -> Result<(Vec<T>, bool), Error> {
+    ) -> Result<(Vec<T>, bool), Reason> {
         let (mut answers, mut interrupted, mut ended) = (Vec::new(), false, false);
         let mut unreadable = None;
         let private = self.private;
         while !ended {
-            self.receive(request, |message| {
+            self.receive(|message| {
                 if message.sequence != sequence || ended {
                     return Ok(());
                 }
@@ -256,12 +256,12 @@ impl Socket {
                     libc::NLMSG_NOOP => {}
                     libc::NLMSG_ERROR | libc::NLMSG_DONE => {
                         ended = true;
-                        settle(request, &message, private)?;
+                        settle(&message, private)?;
                     }
                     _ if unreadable.is_some() => {}
                     _ => match parse(message) {
                         Ok(answer) => answers.extend(answer),
-                        Err(what) => unreadable = Some(malformed(request, what)),
+                        Err(what) => unreadable = Some(what),
                     },
                 }
                 Ok(())
@@ -269,31 +269,26 @@ impl Socket {
         }
         match unreadable {
             None => Ok((answers, interrupted)),
-            Some(error) => Err(error),
+            Some(what) => Err(what.into()),
         }
     }
 
     /// Waits for one datagram and hands its messages to `each`.
     fn receive(
         &mut self,
-        request: &Request,
-        mut each: impl FnMut(Message<'_>) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        let length = loop {
-            match self.inner.receive(&mut self.buffer, Waits::ForOne) {
-                Ok(length) => break length,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(source) => return Err(socket_error(request, source)),
-            }
-        };
-        let datagram = self
-            .buffer
-            .get(..length)
-            .ok_or_else(|| malformed(request, Malformed("datagram larger than 64 KiB")))?;
-        for message in Messages::new(datagram) {
-            each(message.map_err(|what| malformed(request, what))?)?;
+        mut each: impl FnMut(Message<'_>) -> Result<(), Reason>,
+    ) -> Result<(), Reason> {
+        let datagram = self.datagram(Waits::ForOne)?;
+        for message in Messages::new(datagram.ok_or(TOO_LARGE)?) {
+            each(message?)?;
         }
         Ok(())
+    }
+
+    /// Receives a datagram; `None`: it is larger than the buffer.
+    pub(super) fn datagram(&mut self, waits: Waits) -> io::Result<Option<&[u8]>> {
+        let length = uninterrupted(|| self.inner.receive(&mut self.buffer, waits))?;
+        Ok(self.buffer.get(..length))
     }
 
     /// Reads the notifications that wait and calls `each` with each, without
@@ -312,15 +307,12 @@ impl Socket {
     ) -> io::Result<Drained> {
         let mut lost = false;
         for _ in 0..most {
-            match self.inner.receive(&mut self.buffer, Waits::Never) {
-                Ok(length) => match self.buffer.get(..length) {
-                    Some(datagram) => Messages::new(datagram).flatten().for_each(&mut each),
-                    None => lost = true,
-                },
+            match self.datagram(Waits::Never) {
+                Ok(Some(datagram)) => Messages::new(datagram).flatten().for_each(&mut each),
+                Ok(None) => lost = true,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     return Ok(Drained { lost, more: false });
                 }
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => lost = true,
                 Err(e) => return Err(e),
             }
@@ -335,38 +327,30 @@ impl AsRawFd for Socket {
     }
 }
 
-/// Reads an `NLMSG_ERROR` or `NLMSG_DONE` as the outcome of `request`.
-fn settle(request: &Request, message: &Message<'_>, private: PrivateErrors) -> Result<(), Error> {
+/// Repeats a system call until no signal interrupts it.
+pub(super) fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            outcome => return outcome,
+        }
+    }
+}
+
+/// Reads an `NLMSG_ERROR` or `NLMSG_DONE` as the outcome of a request.
+fn settle(message: &Message<'_>, private: PrivateErrors) -> Result<(), Reason> {
     if i32::from(message.kind) == libc::NLMSG_DONE && message.body.len() < 4 {
         return Ok(());
     }
-    let verdict = message.verdict().map_err(|what| malformed(request, what))?;
+    let verdict = message.verdict()?;
     match verdict.errno {
         None => Ok(()),
-        Some(errno) => Err(Error::Refused {
-            operation: request.operation,
-            object: request.object.clone(),
+        Some(errno) => Err(Reason::Refused {
             errno,
             hint: verdict
                 .hint
                 .or_else(|| private(verdict.number).map(str::to_owned)),
         }),
-    }
-}
-
-fn malformed(request: &Request, what: Malformed) -> Error {
-    Error::Answer {
-        operation: request.operation,
-        object: request.object.clone(),
-        what,
-    }
-}
-
-fn socket_error(request: &Request, source: io::Error) -> Error {
-    Error::Socket {
-        operation: request.operation,
-        object: request.object.clone(),
-        source,
     }
 }
 

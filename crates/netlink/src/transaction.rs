@@ -9,7 +9,13 @@ use nix::{
     sys::socket::{setsockopt, sockopt},
 };
 
-use super::{error::Malformed, parse::Messages, request::Request, socket::Socket, system::Waits};
+use super::{
+    error::{Malformed, Reason},
+    parse::Messages,
+    request::Request,
+    socket::{Socket, TOO_LARGE, uninterrupted},
+    system::Waits,
+};
 
 /// A datagram of this size fits the usual send buffer (208 KiB), which the
 /// kernel accounts with its own overhead.
@@ -39,17 +45,6 @@ pub struct Refusal {
     pub hint: Option<String>,
 }
 
-/// Why a transaction was not carried out, or is not known to have been.
-#[derive(Debug)]
-pub enum Fault {
-    /// The kernel refused these; nothing was carried out.
-    Refused(Vec<Refusal>),
-    /// The socket failed; it is unknown what was carried out.
-    Socket(io::Error),
-    /// The answer could not be read; it is unknown what was carried out.
-    Answer(Malformed),
-}
-
 impl Socket {
     /// Prepares the socket for transactions: answers are short, and there is room for many. A size
     /// that the kernel does not grant stays as it is.
@@ -59,15 +54,18 @@ impl Socket {
     }
 
     /// Sends `requests` in one datagram, however large, and returns which of
-    /// them the kernel refused. The first and the last are the frame (begin and
-    /// end); the last but one is acknowledged.
+    /// them the kernel refused: if any, nothing was carried out. The first and the
+    /// last are the frame (begin and end); the last but one is acknowledged.
     ///
     /// The kernel has handled the datagram when `send` returns, so that all
     /// answers wait in the socket by then.
     ///
     /// # Errors
-    /// When the kernel refused one of them, or the socket failed.
-    pub fn transact(&mut self, requests: impl IntoIterator<Item = Request>) -> Result<(), Fault> {
+    /// When the socket failed, or the answer cannot be read: it is unknown what was carried out.
+    pub fn transact(
+        &mut self,
+        requests: impl IntoIterator<Item = Request>,
+    ) -> Result<Vec<Refusal>, Reason> {
         let first = self.sequence.wrapping_add(1);
         let (mut datagram, mut starts, mut count) = (Vec::new(), [0, 0], 0);
         for request in requests {
@@ -82,7 +80,7 @@ impl Socket {
             let set = u16::from_ne_bytes([flags[0], flags[1]]) | libc::NLM_F_ACK as u16;
             flags.copy_from_slice(&set.to_ne_bytes());
         }
-        self.send_whole(&datagram).map_err(Fault::Socket)?;
+        self.send_whole(&datagram)?;
         drop(datagram);
         self.outcome(first, count)
     }
@@ -94,38 +92,29 @@ impl Socket {
             // that the message is too long.
             let _ = setsockopt(&self.descriptor(), sockopt::SndBufForce, &datagram.len());
         }
-        loop {
-            match self.inner.send(datagram) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                sent => return sent,
-            }
-        }
+        uninterrupted(|| self.inner.send(datagram))
     }
 
-    fn outcome(&mut self, first: u32, count: usize) -> Result<(), Fault> {
+    fn outcome(&mut self, first: u32, count: usize) -> Result<Vec<Refusal>, Reason> {
         let (mut refused, mut acknowledged, mut lost) = (Vec::new(), false, None);
         loop {
-            let datagram = match self.inner.receive(&mut self.buffer, Waits::Never) {
-                Ok(length) => self
-                    .buffer
-                    .get(..length)
-                    .ok_or(Fault::Answer(Malformed("datagram larger than 64 KiB")))?,
+            let datagram = match self.datagram(Waits::Never) {
+                Ok(datagram) => datagram.ok_or(TOO_LARGE)?,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 // Answers were dropped for lack of room; others still wait.
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
                     lost = Some(error);
                     continue;
                 }
-                Err(error) => return Err(Fault::Socket(error)),
+                Err(error) => return Err(error.into()),
             };
             for message in Messages::new(datagram) {
-                let message = message.map_err(Fault::Answer)?;
+                let message = message?;
                 let index = message.sequence.wrapping_sub(first) as usize;
                 if i32::from(message.kind) != libc::NLMSG_ERROR || index >= count {
                     continue;
                 }
-                let verdict = message.verdict().map_err(Fault::Answer)?;
+                let verdict = message.verdict()?;
                 match verdict.errno {
                     None => acknowledged |= index + 2 == count,
                     Some(errno) => refused.push(Refusal {
@@ -137,12 +126,12 @@ impl Socket {
             }
         }
         if !refused.is_empty() {
-            return Err(Fault::Refused(refused));
+            return Ok(refused);
         }
         match lost {
-            Some(error) => Err(Fault::Socket(error)),
-            None if acknowledged => Ok(()),
-            None => Err(Fault::Answer(Malformed("no acknowledgement"))),
+            Some(error) => Err(error.into()),
+            None if acknowledged => Ok(refused),
+            None => Err(Malformed("no acknowledgement").into()),
         }
     }
 

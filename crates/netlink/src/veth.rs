@@ -43,7 +43,7 @@ pub fn add(
                 },
             )
         });
-    socket.call(&request, |_| Ok(None::<()>)).map(|_| ())
+    socket.acknowledge(&request)
 }
 
 #[cfg(test)]

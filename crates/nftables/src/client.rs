@@ -4,7 +4,7 @@ use std::{thread, time::Duration};
 
 use hashbrown::HashSet;
 use net::Family;
-use netlink::{Error, Fault, Malformed, Message, Protocol, Request, Socket};
+use netlink::{Error, Malformed, Message, Protocol, Reason, Refusal, Request, Socket};
 use nix::{errno::Errno, libc};
 
 use super::{
@@ -83,11 +83,8 @@ impl Rules {
     /// # Errors
     /// When the system does not tell it.
     pub fn port(&self) -> Result<u32, Error> {
-        self.socket.port().map_err(|source| Error::Socket {
-            operation: "read",
-            object: "the number of a netlink socket".to_owned(),
-            source,
-        })
+        let port = self.socket.port();
+        port.map_err(|error| Error::new("read", "the number of a netlink socket", error))
     }
 
     /// Reads a number that grows by one with each change, by any process.
@@ -133,37 +130,21 @@ impl Rules {
         grouping: Grouping,
     ) -> Result<(), Failure> {
         let requests = transaction.requests(generation, grouping);
-        let error = match self.socket.transact(requests) {
-            Ok(()) => return Ok(()),
-            Err(error) => error,
-        };
-        let change = || {
-            let count = transaction.len();
-            format!(
-                "table {} of nf_tables: {count} changes",
-                transaction.table()
-            )
-        };
-        match error {
-            Fault::Refused(refusals) => {
-                let stale = |at: usize, errno| at == 0 && errno == Errno::ERESTART;
-                if refusals.iter().any(|r| stale(r.index, r.errno)) {
-                    return Err(Failure::Changed);
-                }
-                let named = Refused::named(transaction, grouping, refusals);
-                Err(Failure::Refused(named))
-            }
-            Fault::Socket(source) => Err(Failure::Unknown(Error::Socket {
-                operation: "change",
-                object: change(),
-                source,
-            })),
-            Fault::Answer(what) => Err(Failure::Unknown(Error::Answer {
-                operation: "change",
-                object: change(),
-                what,
-            })),
+        let sent = self.socket.transact(requests);
+        let refusals = sent.map_err(|reason| {
+            let (table, count) = (transaction.table(), transaction.len());
+            let object = format!("table {table} of nf_tables: {count} changes");
+            Error::new("change", object, reason)
+        })?;
+        if refusals.is_empty() {
+            return Ok(());
         }
+        let is_stale = |r: &Refusal| r.index == 0 && r.errno == Errno::ERESTART;
+        if refusals.iter().any(is_stale) {
+            return Err(Failure::Changed);
+        }
+        let named = Refused::named(transaction, grouping, refusals);
+        Err(Failure::Refused(named))
     }
 
     /// Returns the rules, and those of `families` that have a table of this name. A kernel that
@@ -302,11 +283,8 @@ impl Rules {
             // The kernel's table grows; that takes some milliseconds.
             thread::sleep(PAUSE * attempt);
         }
-        Err(Error::Unstable {
-            operation: "list",
-            object: elements_of(table, set),
-            attempts: ATTEMPTS,
-        })
+        let reason = Reason::Unstable(ATTEMPTS);
+        Err(Error::new("list", elements_of(table, set), reason))
     }
 
     /// Returns the messages with the elements of a set or a map.
@@ -369,17 +347,14 @@ impl Rules {
             match found {
                 Ok(found) if same => return Ok((before, found)),
                 // The objects to list may have been deleted.
-                Err(error) if same && !matches!(error, Error::Unstable { .. }) => {
+                Err(error) if same && !matches!(error.reason(), Reason::Unstable(_)) => {
                     return Err(error);
                 }
                 _ => {}
             }
         }
-        Err(Error::Unstable {
-            operation: "read",
-            object: format!("table {of} of nf_tables"),
-            attempts: ATTEMPTS,
-        })
+        let object = format!("table {of} of nf_tables");
+        Err(Error::new("read", object, Reason::Unstable(ATTEMPTS)))
     }
 
     /// Deletes the table `name` of `family` with all that is in it, in one
@@ -449,14 +424,7 @@ mod tests {
 
     #[test]
     fn what_is_not_known_is_not_absent() {
-        let refused = |errno| {
-            known::<()>(Err(Error::Refused {
-                operation: "list",
-                object: "tables".to_owned(),
-                errno,
-                hint: None,
-            }))
-        };
+        let refused = |errno: Errno| known::<()>(Err(Error::new("list", "tables", errno)));
         for errno in [Errno::EPERM, Errno::ENOMEM, Errno::ENOBUFS, Errno::EINTR] {
             assert!(refused(errno).is_err(), "{errno}");
         }

@@ -1,6 +1,6 @@
 //! Why a transaction was not carried out.
 
-use netlink::{Error, Refusal};
+use netlink::{Error, Reason, Refusal};
 use nix::errno::Errno;
 
 use super::transaction::{Grouping, Part, Transaction};
@@ -51,19 +51,10 @@ impl Failure {
     pub fn first(self) -> Error {
         match self {
             Failure::Unknown(error) => error,
-            Failure::Changed => Error::Unstable {
-                operation: "change",
-                object: "nf_tables".to_owned(),
-                attempts: 1,
-            },
+            Failure::Changed => Error::new("change", "nf_tables", Reason::Unstable(1)),
             Failure::Refused(refused) => {
                 let first = refused.into_iter().next().map(|refused| refused.error);
-                first.unwrap_or_else(|| Error::Refused {
-                    operation: "change",
-                    object: "nf_tables".to_owned(),
-                    errno: Errno::UnknownErrno,
-                    hint: None,
-                })
+                first.unwrap_or_else(|| Error::new("change", "nf_tables", Errno::UnknownErrno))
             }
         }
     }
@@ -99,15 +90,11 @@ impl Refused {
             Some(part) => part.named(table),
             None => ("change", format!("table {table} of nf_tables")),
         };
+        let Refusal { errno, hint, .. } = refusal;
         Refused {
             step: part.map(|part| part.index),
             element: part.and_then(Part::element),
-            error: Error::Refused {
-                operation,
-                object,
-                errno: refusal.errno,
-                hint: refusal.hint,
-            },
+            error: Error::new(operation, object, Reason::Refused { errno, hint }),
         }
     }
 }

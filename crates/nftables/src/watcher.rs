@@ -139,12 +139,8 @@ impl Watcher {
     }
 }
 
-fn failed(source: io::Error) -> Error {
-    Error::Socket {
-        operation: "watch",
-        object: "nf_tables".to_owned(),
-        source,
-    }
+fn failed(error: io::Error) -> Error {
+    Error::new("watch", "nf_tables", error)
 }
 
 /// Records the subject of a notification.

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use netlink::{passing, sysctl};
+use netlink::{Reason, passing, sysctl};
 use nix::errno::Errno;
 
 use super::words;
@@ -56,18 +56,17 @@ impl From<Errno> for Unable {
 /// Takes the kernel's own words; the caller knows what was tried.
 impl From<&netlink::Error> for Unable {
     fn from(error: &netlink::Error) -> Unable {
-        match error {
+        match error.reason() {
             // ipset has error numbers that the system does not know; the hint
             // explains them.
-            netlink::Error::Refused {
+            Reason::Refused {
                 errno: Errno::UnknownErrno,
                 hint: Some(hint),
-                ..
             } => Unable::Missing(hint.clone()),
-            netlink::Error::Refused { errno, .. } => Unable::from(*errno),
-            netlink::Error::Socket { source, .. } => Unable::from(source),
-            netlink::Error::Unstable { .. } => Unable::Unknown(error.to_string()),
-            netlink::Error::Answer { .. } => Unable::Missing(error.to_string()),
+            Reason::Refused { errno, .. } => Unable::from(*errno),
+            Reason::Socket(source) => Unable::from(source),
+            Reason::Unstable(_) => Unable::Unknown(error.to_string()),
+            Reason::Answer(_) => Unable::Missing(error.to_string()),
         }
     }
 }
@@ -118,13 +117,8 @@ mod tests {
     #[test]
     fn a_passing_failure_does_not_mean_missing() {
         let refused = |errno| {
-            let error = netlink::Error::Refused {
-                operation: "create",
-                object: "set x".to_owned(),
-                errno,
-                hint: None,
-            };
-            Unable::from(error)
+            let errno: Errno = errno;
+            Unable::from(netlink::Error::new("create", "set x", errno))
         };
         let unknown = |unable: &Unable| matches!(unable, Unable::Unknown(_));
         assert_eq!(

@@ -31,11 +31,10 @@ pub(super) fn net_admin() -> Tried {
     let mut header = [0; 16];
     header[4..8].copy_from_slice(&i32::MAX.to_ne_bytes());
     let request = Request::new(nix::libc::RTM_DELLINK, 0, "try", "privileges").header(&header);
-    match socket.call(&request, |_| Ok(None::<()>)) {
-        Err(Error::Refused {
-            errno: Errno::EPERM | Errno::EACCES,
-            ..
-        }) => Err(Unable::Missing(words(Errno::EPERM))),
+    match socket.acknowledge(&request) {
+        Err(error) if matches!(error.errno(), Some(Errno::EPERM | Errno::EACCES)) => {
+            Err(Unable::Missing(words(Errno::EPERM)))
+        }
         Err(error) if error.is_passing() => Err(error.into()),
         _ => Ok(()),
     }

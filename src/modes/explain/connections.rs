@@ -82,11 +82,8 @@ pub async fn connections(packet: Packet, carrier: Carrier) -> Result<Vec<Connect
     };
     let done = tokio::task::spawn_blocking(work).await;
     done.unwrap_or_else(|ended| {
-        Err(Error::Socket {
-            operation: "list",
-            object: "flows of connection tracking".to_owned(),
-            source: io::Error::other(ended),
-        })
+        let object = "flows of connection tracking";
+        Err(Error::new("list", object, io::Error::other(ended)))
     })
 }
 
@@ -105,10 +102,9 @@ fn ask_ipvs(
     if untranslated.peek().is_none() {
         return Ok(());
     }
-    let real = real_servers(protocol, destination).map_err(|source| Error::Socket {
-        operation: "read",
-        object: "connections of IPVS (/proc/net/ip_vs_conn)".to_owned(),
-        source,
+    let real = real_servers(protocol, destination).map_err(|error| {
+        let object = "connections of IPVS (/proc/net/ip_vs_conn)";
+        Error::new("read", object, error)
     })?;
     for connection in untranslated {
         connection.translated_to = real.get(&connection.client).copied();

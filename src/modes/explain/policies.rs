@@ -42,11 +42,8 @@ pub async fn dropping_chains(
     let done = done
         .await
         .unwrap_or_else(|ended| Err(io::Error::other(ended)));
-    done.map_err(|source| Error::Socket {
-        operation: "read",
-        object: format!("table filter ({family}, iptables-legacy)"),
-        source,
-    })
+    let object = format!("table filter ({family}, iptables-legacy)");
+    done.map_err(|error| Error::new("read", object, error))
 }
 
 /// The chains of nf_tables at `hook` whose policy drops packets; none if the kernel has no

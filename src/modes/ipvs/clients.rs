@@ -88,7 +88,7 @@ impl Clients {
             match self.ipvs.try_scheduler(&name) {
                 Ok(None) => drop(self.schedulers.insert(name)),
                 Ok(Some(_)) => drop(missing.insert(name)),
-                Err(error @ Error::Refused { .. }) => {
+                Err(error) if error.is_refused() => {
                     tracing::debug!(
                         "cannot find out whether there is a scheduler {name:?}: {error}"
                     );

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use net::Family;
-use netlink::{Error, Malformed, Message, Protocol, Request, Socket, netfilter_kind};
+use netlink::{Error, Malformed, Message, Protocol, Reason, Request, Socket, netfilter_kind};
 use nix::{errno::Errno, libc};
 
 use super::{Element, Kind, LONGEST_NAME, Listed, Set};
@@ -151,12 +151,9 @@ impl IpSets {
             name: &set.name,
         };
         if set.name.len() > LONGEST_NAME {
-            return Err(Error::Refused {
-                operation: words.operation,
-                object: format!("{}{}", words.object, words.name),
-                errno: Errno::ENAMETOOLONG,
-                hint: Some(format!("a name has at most {LONGEST_NAME} characters")),
-            });
+            let object = format!("{}{}", words.object, words.name);
+            let error = Error::new(words.operation, object, Errno::ENAMETOOLONG);
+            return Err(error.hinted(format!("a name has at most {LONGEST_NAME} characters")));
         }
         let revision = self.revision(set)?;
         let family = set.family_number();
@@ -350,10 +347,8 @@ const FULL: &str = "the set is full: all its members (maxelem) are there";
 /// Returns true if the kernel refused a member for lack of room, in the set or in memory: it would
 /// refuse any other, too.
 pub(super) fn is_for_want_of_room(error: &Error) -> bool {
-    match error {
-        Error::Refused { errno, hint, .. } => {
-            *errno == Errno::ENOMEM || hint.as_deref() == Some(FULL)
-        }
+    match error.reason() {
+        Reason::Refused { errno, hint } => *errno == Errno::ENOMEM || hint.as_deref() == Some(FULL),
         _ => false,
     }
 }

@@ -187,12 +187,11 @@ impl IpSets {
         let refused = self.add(larger, members)?;
         match refused.into_iter().next() {
             None => self.swap(TEMPORARY, name),
-            Some(Refused { error, .. }) => Err(Error::Refused {
-                operation: "enlarge",
-                object: format!("set {name}"),
-                errno: error.errno().unwrap_or(Errno::ENOMEM),
-                hint: Some(error.to_string()),
-            }),
+            Some(Refused { error, .. }) => {
+                let errno = error.errno().unwrap_or(Errno::ENOMEM);
+                let enlarged = Error::new("enlarge", format!("set {name}"), errno);
+                Err(enlarged.hinted(error.to_string()))
+            }
         }
     }
 }

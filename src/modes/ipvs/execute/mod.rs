@@ -228,7 +228,7 @@ impl Execution<'_> {
     fn make_room(&mut self, room: &BTreeMap<(Set, Family), u32>) -> Result<(), netlink::Error> {
         for (&(set, family), members) in room {
             match self.clients.make_room(set, family, *members) {
-                Err(error @ netlink::Error::Refused { .. }) => {
+                Err(error) if error.is_refused() => {
                     self.results.too_small.insert(set, error.to_string());
                 }
                 outcome => outcome?,
