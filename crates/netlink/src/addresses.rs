@@ -162,7 +162,7 @@ pub fn assign(
     let flags = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
     let pair = |address: &IpAddr| {
         [
-            request(libc::RTM_NEWADDR, flags, "assign", index, *address),
+            labelled(libc::RTM_NEWADDR, flags, "assign", index, *address),
             routes::withdraw(*address, index),
         ]
     };
@@ -191,31 +191,51 @@ pub fn unassign(socket: &mut Socket, index: u32, addresses: &[IpAddr]) -> Result
     let requests: Vec<_> = addresses
         .iter()
         .filter(|a| a.is_ipv4())
-        .map(|a| request(libc::RTM_DELADDR, 0, "unassign", index, *a))
+        .map(|a| labelled(libc::RTM_DELADDR, 0, "unassign", index, *a))
         .collect();
     socket.batch_all(&requests, &[Errno::EADDRNOTAVAIL])
 }
 
-fn request(kind: u16, flags: i32, operation: &'static str, index: u32, address: IpAddr) -> Request {
-    let family = Family::of(&address);
-    let [a, b, c, d] = index.to_ne_bytes();
-    let header = [
-        family.number(),
-        family.bits(),
-        0,
+fn labelled(
+    kind: u16,
+    flags: i32,
+    operation: &'static str,
+    index: u32,
+    address: IpAddr,
+) -> Request {
+    message(
+        kind,
+        flags,
+        operation,
+        index,
+        address.into(),
         libc::RT_SCOPE_HOST,
-        a,
-        b,
-        c,
-        d,
-    ];
-    let object = format!("address {address}");
+    )
+    // A deletion with a label deletes no address of another program.
+    .text(libc::IFA_LABEL, LABEL)
+}
+
+fn message(
+    kind: u16,
+    flags: i32,
+    operation: &'static str,
+    index: u32,
+    address: IpNet,
+    scope: u8,
+) -> Request {
+    let ip = address.addr();
+    let (number, bits) = (Family::of(&ip).number(), address.prefix_len());
+    let [a, b, c, d] = index.to_ne_bytes();
+    let object = if bits == address.max_prefix_len() {
+        format!("address {ip}")
+    } else {
+        format!("address {address}")
+    };
     Request::new(kind, flags as u16, operation, object)
-        .header(&header)
-        .attribute(libc::IFA_LOCAL, &octets(&address))
-        .attribute(libc::IFA_ADDRESS, &octets(&address))
-        // A deletion with a label deletes no address of another program.
-        .text(libc::IFA_LABEL, LABEL)
+        // struct ifaddrmsg
+        .header(&[number, bits, 0, scope, a, b, c, d])
+        .attribute(libc::IFA_LOCAL, &octets(&ip))
+        .attribute(libc::IFA_ADDRESS, &octets(&ip))
 }
 
 /// Adds `addresses` to the interface `index`, each as a network of its own. Packets to them are
@@ -245,28 +265,13 @@ pub fn add(
 /// # Errors
 /// When the kernel refuses, as for an address that is there already.
 pub fn add_with_subnet(socket: &mut Socket, index: u32, address: IpNet) -> Result<(), Error> {
-    let (flags, ip) = (libc::NLM_F_CREATE | libc::NLM_F_EXCL, address.addr());
-    let [a, b, c, d] = index.to_ne_bytes();
-    let number = Family::of(&ip).number();
-    let header = [
-        number,
-        address.prefix_len(),
-        0,
-        libc::RT_SCOPE_UNIVERSE,
-        a,
-        b,
-        c,
-        d,
-    ];
-    let object = format!("address {address}");
-    let mut request = Request::new(libc::RTM_NEWADDR, flags as u16, "add", object)
-        .header(&header)
-        .attribute(libc::IFA_LOCAL, &octets(&ip))
-        .attribute(libc::IFA_ADDRESS, &octets(&ip));
-    if ip.is_ipv6() {
+    let flags = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
+    let scope = libc::RT_SCOPE_UNIVERSE;
+    let mut request = message(libc::RTM_NEWADDR, flags, "add", index, address, scope);
+    if address.addr().is_ipv6() {
         request = request.u32(libc::IFA_FLAGS, libc::IFA_F_NODAD);
     }
-    socket.call(&request, |_| Ok(None::<()>)).map(|_| ())
+    socket.acknowledge(&request)
 }
 
 /// Makes `addresses` that the interface `index` has eligible as a source
@@ -343,15 +348,9 @@ pub fn remove(
 }
 
 fn plain(kind: u16, flags: i32, operation: &'static str, index: u32, address: IpAddr) -> Request {
-    let family = Family::of(&address);
-    let [a, b, c, d] = index.to_ne_bytes();
-    let (number, bits, scope) = (family.number(), family.bits(), libc::RT_SCOPE_HOST);
-    let octets = octets(&address);
-    let mut request = Request::new(kind, flags as u16, operation, format!("address {address}"))
-        .header(&[number, bits, 0, scope, a, b, c, d])
-        .attribute(libc::IFA_LOCAL, &octets)
-        .attribute(libc::IFA_ADDRESS, &octets);
-    if family == Family::V6 {
+    let scope = libc::RT_SCOPE_HOST;
+    let mut request = message(kind, flags, operation, index, address.into(), scope);
+    if address.is_ipv6() {
         // It must answer at once, and no other host on a dummy link could have
         // it.
         request = request
