@@ -71,11 +71,7 @@ impl IpSets {
         let mut outcome = Ok(());
         for version in VERSIONS {
             sets.version = version;
-            outcome = sets
-                .socket
-                .call(&request(version), |_| Ok(None::<()>))
-                .map(drop)
-                .map_err(explained);
+            outcome = sets.acknowledge(&request(version));
             if outcome.is_ok() {
                 break;
             }
@@ -88,18 +84,24 @@ impl IpSets {
         command: u16,
         family: u8,
         flags: i32,
-        what: &Words<'_>,
+        operation: &'static str,
+        object: impl Into<String>,
     ) -> Request {
-        let object = format!("{}{}", what.object, what.name);
         let kind = netfilter_kind(libc::NFNL_SUBSYS_IPSET, command.into());
-        Request::new(kind, flags as u16, what.operation, object)
+        Request::new(kind, flags as u16, operation, object)
             .nfgenmsg(family)
             .attribute(PROTOCOL, &[self.version])
     }
 
-    fn named(&self, command: u16, flags: i32, what: &Words<'_>) -> Request {
-        self.request(command, libc::AF_INET as u8, flags, what)
-            .text(NAME, what.name)
+    /// A request about the set of that name.
+    fn named(&self, command: u16, operation: &'static str, name: &str) -> Request {
+        let family = libc::AF_INET as u8;
+        self.request(command, family, 0, operation, format!("set {name}"))
+            .text(NAME, name)
+    }
+
+    fn acknowledge(&mut self, request: &Request) -> Result<(), Error> {
+        self.socket.acknowledge(request).map_err(explained)
     }
 
     /// Chooses the revision to create sets of that kind with: the oldest one that the kernel has
@@ -111,13 +113,9 @@ impl IpSets {
         if let Some(known) = self.revisions.get(&(set.kind, family)) {
             return Ok(*known);
         }
-        let words = Words {
-            operation: "use",
-            object: "ipset kind ",
-            name: set.kind.name(),
-        };
+        let object = format!("ipset kind {}", set.kind);
         let request = self
-            .request(TYPE, family, 0, &words)
+            .request(TYPE, family, 0, "use", object)
             .text(TYPE_NAME, set.kind.name())
             .attribute(FAMILY, &[family]);
         let range = self.socket.call(&request, |message| {
@@ -145,45 +143,29 @@ impl IpSets {
     /// When the kernel has no such kind, a set of that name is of another kind,
     /// or the name is too long.
     pub fn create(&mut self, set: &Set) -> Result<(), Error> {
-        let words = Words {
-            operation: "create",
-            object: "set ",
-            name: &set.name,
-        };
+        let object = format!("set {}", set.name);
         if set.name.len() > LONGEST_NAME {
-            let object = format!("{}{}", words.object, words.name);
-            let error = Error::new(words.operation, object, Errno::ENAMETOOLONG);
+            let error = Error::new("create", object, Errno::ENAMETOOLONG);
             return Err(error.hinted(format!("a name has at most {LONGEST_NAME} characters")));
         }
         let revision = self.revision(set)?;
         let family = set.family_number();
         let flags = libc::NLM_F_CREATE;
-        let big = |request: Request, kind: u16, value: u32| {
-            let kind = kind | libc::NLA_F_NET_BYTEORDER as u16;
-            request.attribute(kind, &value.to_be_bytes())
-        };
-        let port = |request: Request, kind: u16, value: u16| {
-            let kind = kind | libc::NLA_F_NET_BYTEORDER as u16;
-            request.attribute(kind, &value.to_be_bytes())
-        };
         let request = self
-            .request(CREATE, family, flags, &words)
+            .request(CREATE, family, flags, "create", object)
             .text(NAME, &set.name)
             .text(TYPE_NAME, set.kind.name())
             .attribute(REVISION, &[revision])
             .attribute(FAMILY, &[family])
             .nested(DATA, |data| match set.kind {
-                Kind::Port => port(port(data, PORT_FROM, 0), PORT_TO, u16::MAX),
-                _ => big(
-                    big(data, HASH_SIZE, set.hash_size),
-                    MAX_MEMBERS,
-                    set.max_members,
-                ),
+                Kind::Port => data
+                    .attribute(big_endian(PORT_FROM), &0u16.to_be_bytes())
+                    .attribute(big_endian(PORT_TO), &u16::MAX.to_be_bytes()),
+                _ => data
+                    .be32(big_endian(HASH_SIZE), set.hash_size)
+                    .be32(big_endian(MAX_MEMBERS), set.max_members),
             });
-        self.socket
-            .call(&request, |_| Ok(None::<()>))
-            .map(drop)
-            .map_err(explained)
+        self.acknowledge(&request)
     }
 
     /// Destroys the set of that name; one that does not exist is no error.
@@ -191,15 +173,9 @@ impl IpSets {
     /// # Errors
     /// When rules still refer to it.
     pub fn destroy(&mut self, name: &str) -> Result<(), Error> {
-        let words = Words {
-            operation: "destroy",
-            object: "set ",
-            name,
-        };
-        let request = self.named(DESTROY, 0, &words);
-        match self.socket.call(&request, |_| Ok(None::<()>)) {
+        match self.acknowledge(&self.named(DESTROY, "destroy", name)) {
             Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(()),
-            outcome => outcome.map(drop).map_err(explained),
+            outcome => outcome,
         }
     }
 
@@ -208,16 +184,7 @@ impl IpSets {
     /// # Errors
     /// When one is missing or they are of different kinds.
     pub fn swap(&mut self, one: &str, other: &str) -> Result<(), Error> {
-        let words = Words {
-            operation: "swap",
-            object: "set ",
-            name: one,
-        };
-        let request = self.named(SWAP, 0, &words).text(NAME2, other);
-        self.socket
-            .call(&request, |_| Ok(None::<()>))
-            .map(drop)
-            .map_err(explained)
+        self.acknowledge(&self.named(SWAP, "swap", one).text(NAME2, other))
     }
 
     /// Returns all sets, without their members.
@@ -225,17 +192,9 @@ impl IpSets {
     /// # Errors
     /// When the kernel refuses or its answer cannot be read.
     pub fn list(&mut self) -> Result<Vec<Listed>, Error> {
-        let words = Words {
-            operation: "list",
-            object: "",
-            name: "sets",
-        };
         let request = self
-            .request(LIST, libc::AF_INET as u8, 0, &words)
-            .attribute(
-                FLAGS | libc::NLA_F_NET_BYTEORDER as u16,
-                &LIST_HEADER.to_be_bytes(),
-            );
+            .request(LIST, libc::AF_INET as u8, 0, "list", "sets")
+            .be32(big_endian(FLAGS), LIST_HEADER);
         self.socket
             .dump(&request, |message| listed(&message))
             .map_err(explained)
@@ -246,12 +205,7 @@ impl IpSets {
     /// # Errors
     /// When there is none, or its members are of a kind unknown here.
     pub fn members(&mut self, name: &str) -> Result<Vec<Element>, Error> {
-        let words = Words {
-            operation: "list",
-            object: "set ",
-            name,
-        };
-        let request = self.named(LIST, 0, &words);
+        let request = self.named(LIST, "list", name);
         // The first message of several has the kind.
         let mut kind = String::new();
         let parts = self
@@ -273,11 +227,9 @@ impl IpSets {
     }
 }
 
-/// The attempted operation, in the words of its error message.
-pub(super) struct Words<'a> {
-    pub(super) operation: &'static str,
-    pub(super) object: &'static str,
-    pub(super) name: &'a str,
+/// The kernel expects numbers in network order, and attributes flagged so.
+pub(super) const fn big_endian(attribute: u16) -> u16 {
+    attribute | libc::NLA_F_NET_BYTEORDER as u16
 }
 
 /// Reads a set's header from a listing; `None` for a set whose name or kind is no UTF-8, which is

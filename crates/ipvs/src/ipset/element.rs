@@ -7,6 +7,8 @@ use net::octets;
 use netlink::{Attribute, Attributes, Malformed, Request};
 use nix::libc;
 
+use super::client::big_endian;
+
 // Attributes of a member (`IPSET_ATTR_*`).
 const IP: u16 = 1;
 const CIDR: u16 = 3;
@@ -145,16 +147,13 @@ fn net(ip: IpAddr, bits: Option<u8>) -> Result<IpNet, Malformed> {
     IpNet::new(ip, bits.unwrap_or(whole)).map_err(|_| Malformed("prefix is too long"))
 }
 
-/// The kernel expects these in network order, and flagged so (`NLA_F_NET_BYTEORDER`).
 fn number(request: Request, kind: u16, value: u16) -> Request {
-    let kind = kind | libc::NLA_F_NET_BYTEORDER as u16;
-    request.attribute(kind, &value.to_be_bytes())
+    request.attribute(big_endian(kind), &value.to_be_bytes())
 }
 
 fn address(request: Request, kind: u16, ip: &IpAddr) -> Request {
     let of_family = if ip.is_ipv4() { V4 } else { V6 };
-    let inner = of_family | libc::NLA_F_NET_BYTEORDER as u16;
-    request.nested(kind, |r| r.attribute(inner, &octets(ip)))
+    request.nested(kind, |r| r.attribute(big_endian(of_family), &octets(ip)))
 }
 
 fn read_address(attribute: &Attribute<'_>) -> Result<IpAddr, Malformed> {

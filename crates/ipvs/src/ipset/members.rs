@@ -8,7 +8,7 @@ use nix::errno::Errno;
 
 use super::{
     Element, IpSets, Set,
-    client::{ADT, DATA, NAME, Words, explained, is_for_want_of_room},
+    client::{ADT, DATA, NAME, explained, is_for_want_of_room},
 };
 
 // Commands of the subsystem (`IPSET_CMD_*`).
@@ -131,12 +131,8 @@ impl IpSets {
         set: &Set,
         members: &[Element],
     ) -> Request {
-        let words = Words {
-            operation,
-            object: "members of set ",
-            name: &set.name,
-        };
-        self.request(command, set.family_number(), 0, &words)
+        let object = format!("members of set {}", set.name);
+        self.request(command, set.family_number(), 0, operation, object)
             .text(NAME, &set.name)
             // The kernel expects a line number with a list, to tell where it stopped.
             .u32(LINE, 0)
@@ -150,12 +146,8 @@ impl IpSets {
         set: &Set,
         member: &Element,
     ) -> Request {
-        let words = Words {
-            operation,
-            object: "",
-            name: &format!("{member} in set {}", set.name),
-        };
-        let request = self.request(command, set.family_number(), 0, &words);
+        let object = format!("{member} in set {}", set.name);
+        let request = self.request(command, set.family_number(), 0, operation, object);
         filled(request.text(NAME, &set.name), member)
     }
 

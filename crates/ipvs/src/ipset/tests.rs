@@ -319,12 +319,7 @@ fn a_list_that_cannot_be_read_is_no_obstacle_to_the_next() {
             let name = format!("A-SET-WITH-A-LONG-NAME-{number}");
             sets.create(&Set::new(name, Kind::Ip, Family::V4)).unwrap();
         }
-        let words = client::Words {
-            operation: "list",
-            object: "",
-            name: "sets",
-        };
-        let request = sets.request(7, libc::AF_INET as u8, 0, &words);
+        let request = sets.request(7, libc::AF_INET as u8, 0, "list", "sets");
         let read = sets
             .socket
             .dump(&request, |_| Err::<Option<()>, _>(Malformed("odd")));
