@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use nix::libc;
+use nix::libc::{self, c_long};
 use seccompiler::{
     BackendError, SeccompCmpArgLen::Dword, SeccompCmpOp, SeccompCondition, SeccompRule,
 };
@@ -12,92 +12,27 @@ use super::{
     groups,
 };
 
-/// Calls for one purpose, and which tasks need them.
-pub(super) struct Group {
-    /// The purpose of the calls, in the words of docs/security.md.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "a test holds the document to it")
-    )]
-    pub(super) purpose: &'static str,
-    pub(super) calls: &'static [libc::c_long],
-    pub(super) condition: Condition,
-}
-
-/// Which tasks need a group of calls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Condition {
-    Always,
-    /// Where the objects are manifests, or the configuration is a file.
-    WatchesFiles,
-    /// Where the process relays connections itself.
-    Relays,
-    /// Where the process uses io_uring.
-    Rings,
-    /// Where the process may have to start programs.
-    Programs,
-}
-
-/// The groups of system calls, each with the condition under which it is allowed.
-pub(super) const GROUPS: [Group; 8] = [
-    Group {
-        purpose: "memory, clocks, signals, what a process asks about itself",
-        calls: groups::ITSELF,
-        condition: Condition::Always,
-    },
-    Group {
-        purpose: "waiting for events",
-        calls: groups::EVENTS,
-        condition: Condition::Always,
-    },
-    Group {
-        purpose: "files",
-        calls: groups::FILES,
-        condition: Condition::Always,
-    },
-    Group {
-        purpose: "sockets that are open",
-        calls: groups::SOCKETS,
-        condition: Condition::Always,
-    },
-    Group {
-        purpose: "noticing changes of files (inotify)",
-        calls: groups::WATCHED_FILES,
-        condition: Condition::WatchesFiles,
-    },
-    Group {
-        purpose: "carrying bytes (splice, pipes)",
-        calls: groups::RELAYS,
-        condition: Condition::Relays,
-    },
-    Group {
-        purpose: "receiving and sending by io_uring, with rings that were made before",
-        calls: groups::RINGS,
-        condition: Condition::Rings,
-    },
-    Group {
-        purpose: "programs and processes (execve, fork), and what only programs call",
-        calls: groups::PROGRAMS,
-        condition: Condition::Programs,
-    },
-];
-
-impl Condition {
-    pub(super) fn is_met(self, task: Task) -> bool {
-        let serving = match task {
-            // Nothing is filtered at the start.
-            Task::Start => return true,
-            Task::Hold => Serving::default(),
-            Task::Serve(serving) => serving,
-        };
-        match self {
-            Condition::Always => true,
-            Condition::WatchesFiles => serving.watches_files,
-            Condition::Relays => serving.relays,
-            Condition::Rings => serving.rings,
-            Condition::Programs => serving.programs,
-        }
-    }
+/// The groups of system calls that are needed to serve.
+fn groups_for(serving: Serving) -> impl Iterator<Item = &'static [c_long]> {
+    let Serving {
+        watches_files,
+        relays,
+        rings,
+        programs,
+    } = serving;
+    let groups = [
+        (true, groups::ITSELF),
+        (true, groups::EVENTS),
+        (true, groups::FILES),
+        (true, groups::SOCKETS),
+        (watches_files, groups::WATCHED_FILES),
+        (relays, groups::RELAYS),
+        (rings, groups::RINGS),
+        (programs, groups::PROGRAMS),
+        (programs, groups::OLDER_OF_PROGRAMS),
+    ];
+    let needed = groups.into_iter().filter(|(is_needed, _)| *is_needed);
+    needed.map(|(_, calls)| calls)
 }
 
 /// The kinds of sockets that Tripod opens to serve.
@@ -120,18 +55,19 @@ const DOMAINS_OF_HOLDER: [libc::c_int; 1] = [libc::AF_UNIX];
 ///
 /// # Errors
 /// Those of building the conditions, which are the same each time.
-pub(super) fn needed(task: Task) -> Result<BTreeMap<libc::c_long, Vec<SeccompRule>>, BackendError> {
-    let groups = GROUPS.iter().filter(|group| group.condition.is_met(task));
-    let calls = groups.flat_map(|group| group.calls);
+pub(super) fn needed(task: Task) -> Result<BTreeMap<c_long, Vec<SeccompRule>>, BackendError> {
+    let (serving, domains) = match task {
+        Task::Start | Task::Hold => (Serving::default(), &DOMAINS_OF_HOLDER[..]),
+        Task::Serve(serving) => (serving, &DOMAINS[..]),
+    };
+    let calls = groups_for(serving).flatten();
     let mut rules: BTreeMap<_, _> = calls.map(|call| (*call, Vec::new())).collect();
-    if Condition::Rings.is_met(task) {
+    if serving.rings {
         // A ring can be enabled; no other operation on rings is allowed.
         let enable = on_argument(1, SeccompCmpOp::Eq, ENABLE_RINGS)?;
         rules.insert(libc::SYS_io_uring_register, vec![enable]);
     }
-    if Condition::Programs.is_met(task) {
-        let older = groups::OLDER_OF_PROGRAMS.iter();
-        rules.extend(older.map(|call| (*call, Vec::new())));
+    if serving.programs {
         return Ok(rules);
     }
     let thread = libc::CLONE_THREAD as u64;
@@ -139,10 +75,6 @@ pub(super) fn needed(task: Task) -> Result<BTreeMap<libc::c_long, Vec<SeccompRul
     // library makes threads by clone(2).
     let makes_thread = on_first(SeccompCmpOp::MaskedEq(thread), thread)?;
     rules.insert(libc::SYS_clone, vec![makes_thread]);
-    let domains = match task {
-        Task::Hold => &DOMAINS_OF_HOLDER[..],
-        Task::Start | Task::Serve(_) => &DOMAINS,
-    };
     let of_domain = |domain: &libc::c_int| on_first(SeccompCmpOp::Eq, domain.unsigned_abs().into());
     let opens: Vec<_> = domains.iter().map(of_domain).collect::<Result<_, _>>()?;
     rules.insert(libc::SYS_socket, opens);
@@ -175,11 +107,14 @@ mod tests {
     #[test]
     fn only_calls_of_programs_are_in_two_groups() {
         let mut all = BTreeMap::<_, usize>::new();
-        let beside = |group: &&Group| group.condition != Condition::Programs;
-        for group in GROUPS.iter().filter(beside) {
-            for call in group.calls {
-                *all.entry(call).or_default() += 1;
-            }
+        let beside = Serving {
+            programs: false,
+            relays: true,
+            rings: true,
+            watches_files: true,
+        };
+        for call in groups_for(beside).flatten() {
+            *all.entry(call).or_default() += 1;
         }
         all.retain(|_, times| *times > 1);
         assert_eq!(all.len(), 0, "{all:?}");
@@ -189,17 +124,65 @@ mod tests {
     #[test]
     fn the_document_says_who_needs_each_group() {
         let document = include_str!("../../../docs/security.md");
-        for group in GROUPS {
-            let who = match group.condition {
-                Condition::Always => "always",
-                Condition::WatchesFiles => "with `--manifests` or `--config`",
-                Condition::Relays => {
-                    "in userspace mode, and where node ports on loopback addresses are served"
-                }
-                Condition::Rings => "in userspace mode, unless `--userspace-io=epoll`",
-                Condition::Programs => "where programs may be started, see below",
-            };
-            let row = format!("| {} | {who} |", group.purpose);
+        let none = Serving::default();
+        let [files, relays, rings, programs] = [
+            Serving {
+                watches_files: true,
+                ..none
+            },
+            Serving {
+                relays: true,
+                ..none
+            },
+            Serving {
+                rings: true,
+                ..none
+            },
+            Serving {
+                programs: true,
+                ..none
+            },
+        ];
+        let always = "always";
+        for (calls, purpose, serving, who) in [
+            (
+                groups::ITSELF,
+                "memory, clocks, signals, what a process asks about itself",
+                none,
+                always,
+            ),
+            (groups::EVENTS, "waiting for events", none, always),
+            (groups::FILES, "files", none, always),
+            (groups::SOCKETS, "sockets that are open", none, always),
+            (
+                groups::WATCHED_FILES,
+                "noticing changes of files (inotify)",
+                files,
+                "with `--manifests` or `--config`",
+            ),
+            (
+                groups::RELAYS,
+                "carrying bytes (splice, pipes)",
+                relays,
+                "in userspace mode, and where node ports on loopback addresses are served",
+            ),
+            (
+                groups::RINGS,
+                "receiving and sending by io_uring, with rings that were made before",
+                rings,
+                "in userspace mode, unless `--userspace-io=epoll`",
+            ),
+            (
+                groups::PROGRAMS,
+                "programs and processes (execve, fork), and what only programs call",
+                programs,
+                "where programs may be started, see below",
+            ),
+        ] {
+            let are_allowed = |serving| groups_for(serving).any(|group| group == calls);
+            assert!(are_allowed(serving), "{purpose}");
+            assert_eq!(are_allowed(none), who == always, "{purpose}");
+            let row = format!("| {purpose} | {who} |");
             assert!(document.contains(&row), "docs/security.md lacks: {row}");
         }
     }
