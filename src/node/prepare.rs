@@ -3,8 +3,8 @@
 use std::{fs, io};
 
 use netlink::{
-    conntrack::{self, Kernel, Reason},
-    setting::Setting,
+    conntrack,
+    setting::{self, Setting},
 };
 
 use crate::{
@@ -45,24 +45,22 @@ pub fn prepare(configuration: &KubeProxyConfiguration, recorder: &Recorder) -> V
         udp_stream: configured.udp_stream_timeout,
     };
     let mut plan = conntrack::plan(&options, conntrack::cpus());
-    for unset in conntrack::apply(&plan, &mut Kernel) {
-        if !matches!(unset.reason, Reason::Missing) {
-            plan.retain(|setting| *setting != unset.setting);
-        }
-        match unset.reason {
+    for unset in conntrack::apply(&plan, setting::read, setting::write) {
+        if unset.is_missing() {
             // It belongs to a module that may be loaded later.
-            Reason::Missing => tracing::debug!("{unset}"),
-            Reason::Forbidden(_) => {
-                tracing::warn!("{unset}");
-                recorder.post(Event {
-                    regarding: Regarding::ThisNode,
-                    severity: Severity::Warning,
-                    reason: "ReadOnlySysctl",
-                    action: "SetConntrack",
-                    note: unset.to_string(),
-                });
-            }
-            _ => tracing::warn!("{unset}"),
+            tracing::debug!("{unset}");
+            continue;
+        }
+        tracing::warn!("{unset}");
+        plan.retain(|setting| *setting != unset.setting);
+        if unset.is_forbidden() {
+            recorder.post(Event {
+                regarding: Regarding::ThisNode,
+                severity: Severity::Warning,
+                reason: "ReadOnlySysctl",
+                action: "SetConntrack",
+                note: unset.to_string(),
+            });
         }
     }
     plan

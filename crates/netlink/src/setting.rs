@@ -79,6 +79,18 @@ pub fn read(name: &str) -> io::Result<u64> {
     text.trim().parse().map_err(io::Error::other)
 }
 
+/// Sets the value of a setting; `name` is as in [`Setting`].
+///
+/// # Errors
+/// When the kernel does not take it.
+pub fn write(name: &str, value: u64) -> io::Result<()> {
+    if name.starts_with('/') {
+        fs::write(name, value.to_string())
+    } else {
+        Ok(sysctl::write(name, &value.to_string())?)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,4 +9,4 @@ mod settings;
 mod state;
 pub mod unanswered;
 
-pub use settings::{Kernel, Options, Reason, Settings, Unset, apply, cpus, is_tcp_liberal, plan};
+pub use settings::{Options, Unset, apply, cpus, is_tcp_liberal, plan};

@@ -8,10 +8,7 @@
 
 use std::{fmt, fs, io, time::Duration};
 
-use crate::{
-    setting::{self, Setting},
-    sysctl,
-};
+use crate::{setting::Setting, sysctl};
 
 /// The file with the list of CPUs that are online. The process' own CPU set is
 /// not the size of the node.
@@ -52,34 +49,38 @@ pub struct Unset {
     /// Name of the setting.
     pub setting: Setting,
     /// Why it could not be made.
-    pub reason: Reason,
-}
-
-/// Why a setting could not be made.
-#[derive(Debug)]
-pub enum Reason {
-    /// This kernel has no such setting: connection tracking is not there, or
-    /// not loaded yet.
-    Missing,
-    /// It may not be changed: the file system is read-only, or privileges are
-    /// missing.
-    Forbidden(io::Error),
-    /// It failed for another reason.
-    Failed(io::Error),
+    pub error: io::Error,
 }
 
 impl fmt::Display for Unset {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Setting { name, value, .. } = self.setting;
         write!(f, "{name} is not set to {value}: ")?;
-        match &self.reason {
-            Reason::Missing => f.write_str("this kernel does not have it"),
-            Reason::Forbidden(error) => write!(
-                f,
-                "{error}; set it on the node itself, or give the container /proc/sys and /sys to write"
-            ),
-            Reason::Failed(error) => error.fmt(f),
+        if self.is_missing() {
+            return f.write_str("this kernel does not have it");
         }
+        write!(f, "{}", self.error)?;
+        if self.is_forbidden() {
+            f.write_str(
+                "; set it on the node itself, or give the container /proc/sys and /sys to write",
+            )?;
+        }
+        Ok(())
+    }
+}
+
+impl Unset {
+    /// Returns whether this kernel has no such setting: connection tracking is not there, or not
+    /// loaded yet.
+    pub fn is_missing(&self) -> bool {
+        self.error.kind() == io::ErrorKind::NotFound
+    }
+
+    /// Returns whether it may not be changed: the file system is read-only, or privileges are
+    /// missing.
+    pub fn is_forbidden(&self) -> bool {
+        use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
+        matches!(self.error.kind(), PermissionDenied | ReadOnlyFilesystem)
     }
 }
 
@@ -123,67 +124,30 @@ pub fn plan(options: &Options, cpus: u32) -> Vec<Setting> {
     settings
 }
 
-/// Reads and writes settings; tests have an implementation of their own.
-pub trait Settings {
-    /// Returns the present value.
-    ///
-    /// # Errors
-    /// When there is no such setting, or it cannot be read as a number.
-    fn read(&self, name: &str) -> io::Result<u64>;
-    /// Sets the value of a setting.
-    ///
-    /// # Errors
-    /// When the kernel does not take it.
-    fn write(&mut self, name: &str, value: u64) -> io::Result<()>;
-}
-
-/// The settings of the running kernel.
-#[derive(Debug)]
-pub struct Kernel;
-
-impl Settings for Kernel {
-    fn read(&self, name: &str) -> io::Result<u64> {
-        setting::read(name)
-    }
-
-    fn write(&mut self, name: &str, value: u64) -> io::Result<()> {
-        if name.starts_with('/') {
-            fs::write(name, value.to_string())
-        } else {
-            Ok(sysctl::write(name, &value.to_string())?)
-        }
-    }
-}
-
-/// Makes those settings of `plan` that differ. Returns those that could not be
-/// made.
-pub fn apply(plan: &[Setting], settings: &mut impl Settings) -> Vec<Unset> {
+/// Makes those settings of `plan` that differ, with functions that read and write one
+/// ([`setting`](crate::setting)). Returns those that could not be made.
+pub fn apply(
+    plan: &[Setting],
+    read: impl Fn(&str) -> io::Result<u64>,
+    mut write: impl FnMut(&str, u64) -> io::Result<()>,
+) -> Vec<Unset> {
     let mut unset = Vec::new();
     for setting in plan {
         let Setting { name, value, .. } = *setting;
-        let done = match settings.read(name) {
+        let done = match read(name) {
             Ok(present) if setting.is_met_by(present) => continue,
-            Ok(_) => settings.write(name, value),
+            Ok(_) => write(name, value),
             Err(error) => Err(error),
         };
         match done {
             Ok(()) => tracing::info!("{name} is set to {value}"),
             Err(error) => unset.push(Unset {
                 setting: *setting,
-                reason: reason(error),
+                error,
             }),
         }
     }
     unset
-}
-
-fn reason(error: io::Error) -> Reason {
-    use io::ErrorKind::{NotFound, PermissionDenied, ReadOnlyFilesystem};
-    match error.kind() {
-        NotFound => Reason::Missing,
-        PermissionDenied | ReadOnlyFilesystem => Reason::Forbidden(error),
-        _ => Reason::Failed(error),
-    }
 }
 
 /// Returns whether the kernel finds no packet outside a TCP window invalid; `None`:
@@ -227,6 +191,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+    use crate::setting;
 
     const MAX: &str = "net.netfilter.nf_conntrack_max";
     const ESTABLISHED: &str = "net.netfilter.nf_conntrack_tcp_timeout_established";
@@ -295,61 +260,44 @@ mod tests {
         assert_eq!(values(&all, 4), expected);
     }
 
-    /// A kernel with some settings; the settings written, and those that it refuses.
-    #[derive(Default)]
-    struct Fake {
-        values: BTreeMap<&'static str, u64>,
-        written: Vec<(String, u64)>,
-        refuses: Option<i32>,
-    }
-
-    impl Settings for Fake {
-        fn read(&self, name: &str) -> io::Result<u64> {
-            let value = self.values.get(name).copied();
-            value.ok_or_else(|| io::ErrorKind::NotFound.into())
-        }
-
-        fn write(&mut self, name: &str, value: u64) -> io::Result<()> {
-            if let Some(errno) = self.refuses {
-                return Err(io::Error::from_raw_os_error(errno));
-            }
-            self.written.push((name.to_owned(), value));
-            Ok(())
-        }
+    /// Reads a setting of a kernel that has these.
+    fn of(values: &BTreeMap<&str, u64>, name: &str) -> io::Result<u64> {
+        let value = values.get(name).copied();
+        value.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     #[test]
     fn limits_are_raised_and_never_lowered_timeouts_are_set() {
         let plan = plan(&defaults(), 1);
-        let mut kernel = Fake {
-            values: BTreeMap::from([
-                (MAX, 262_144),
-                (HASH_SIZE, 1_024),
-                (ESTABLISHED, 432_000),
-                ("net.netfilter.nf_conntrack_tcp_timeout_close_wait", 3_600),
-            ]),
-            ..Fake::default()
+        let values = BTreeMap::from([
+            (MAX, 262_144),
+            (HASH_SIZE, 1_024),
+            (ESTABLISHED, 432_000),
+            ("net.netfilter.nf_conntrack_tcp_timeout_close_wait", 3_600),
+        ]);
+        let mut written = Vec::new();
+        let write = |name: &str, value| {
+            written.push((name.to_owned(), value));
+            Ok(())
         };
-        assert!(apply(&plan, &mut kernel).is_empty());
-        let written = [(HASH_SIZE, 32_768), (ESTABLISHED, 86_400)];
-        assert_eq!(kernel.written, written.map(|(n, v)| (n.to_owned(), v)));
+        assert!(apply(&plan, |name| of(&values, name), write).is_empty());
+        let expected = [(HASH_SIZE, 32_768), (ESTABLISHED, 86_400)];
+        assert_eq!(written, expected.map(|(n, v)| (n.to_owned(), v)));
     }
 
     #[test]
     fn a_kernel_that_will_not_is_named_setting_by_setting() {
         let plan = plan(&defaults(), 1);
-        let unset = apply(&plan, &mut Fake::default());
+        let nothing = BTreeMap::new();
+        let unset = apply(&plan, |name| of(&nothing, name), |_, _| Ok(()));
         assert_eq!(unset.len(), plan.len());
-        assert!(unset.iter().all(|u| matches!(u.reason, Reason::Missing)));
+        assert!(unset.iter().all(Unset::is_missing));
 
         for errno in [nix::libc::EROFS, nix::libc::EACCES, nix::libc::EPERM] {
-            let mut kernel = Fake {
-                values: BTreeMap::from([(MAX, 1)]),
-                refuses: Some(errno),
-                ..Fake::default()
-            };
-            let unset = apply(&plan[..1], &mut kernel);
-            assert!(matches!(unset[0].reason, Reason::Forbidden(_)), "{errno}");
+            let values = BTreeMap::from([(MAX, 1)]);
+            let refuse = |_: &str, _| Err(io::Error::from_raw_os_error(errno));
+            let unset = apply(&plan[..1], |name| of(&values, name), refuse);
+            assert!(unset[0].is_forbidden(), "{errno}");
             let text = unset[0].to_string();
             assert!(text.contains(MAX) && text.contains("131072"), "{text}");
         }
@@ -374,10 +322,10 @@ mod tests {
     #[test]
     fn this_kernel_is_read() {
         // Not every machine has connection tracking.
-        if let Ok(max) = Kernel.read(MAX) {
+        if let Ok(max) = setting::read(MAX) {
             assert!(max > 0);
         }
-        let error = Kernel.read("net.netfilter.no_such").unwrap_err();
+        let error = setting::read("net.netfilter.no_such").unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
 }
