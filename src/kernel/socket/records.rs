@@ -3,13 +3,17 @@
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
-    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
 };
 
-use nix::{
-    cmsg_space, libc,
-    sys::socket::{ControlMessage, MsgFlags, recvmsg, sendmsg},
+use rustix::{
+    cmsg_space,
+    net::{
+        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+        SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    },
 };
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 use tokio::{
@@ -75,13 +79,15 @@ impl Channel {
     /// # Errors
     /// Those of sendmsg(2).
     pub async fn send(&self, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
-        let raw: Vec<RawFd> = descriptor.iter().map(AsRawFd::as_raw_fd).collect();
-        let control = [ControlMessage::ScmRights(&raw)];
-        let control = if raw.is_empty() { &[][..] } else { &control };
         let send = || {
-            let (flags, bytes) = (MsgFlags::MSG_NOSIGNAL, [IoSlice::new(bytes)]);
-            let sent = sendmsg::<()>(self.0.as_raw_fd(), &bytes, control, flags, None);
-            sent.map(drop).map_err(io::Error::from)
+            let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            if descriptor.is_some() {
+                control.push(SendAncillaryMessage::ScmRights(descriptor.as_slice()));
+            }
+            let bytes = [IoSlice::new(bytes)];
+            sendmsg(&self.0, &bytes, &mut control, SendFlags::NOSIGNAL)?;
+            Ok(())
         };
         self.0.async_io(Interest::WRITABLE, send).await
     }
@@ -92,60 +98,30 @@ impl Channel {
     /// # Errors
     /// Those of recvmsg(2), and `InvalidData` for a record that is longer than `buffer`.
     pub async fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<Received>> {
-        let mut control = cmsg_space!([RawFd; MOST]);
-        let receive = || receive(self.0.as_fd(), buffer, &mut control);
+        let receive = || receive(self.0.as_fd(), buffer);
         self.0.async_io(Interest::READABLE, receive).await
     }
 }
 
-fn receive(
-    socket: BorrowedFd<'_>,
-    buffer: &mut [u8],
-    control: &mut [u8],
-) -> io::Result<Option<Received>> {
-    // Data of an earlier call must not be read again.
-    control.fill(0);
+fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Option<Received>> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MOST))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [IoSliceMut::new(buffer)];
-    let flags = MsgFlags::MSG_CMSG_CLOEXEC;
-    let got = recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(control), flags)?;
-    let (len, flags) = (got.bytes, got.flags);
-    let numbers = descriptors(control).into_iter();
-    // SAFETY: the kernel has opened these descriptors for this process with this very message, so
-    // that nothing else owns them.
-    let descriptors = numbers.map(|number| unsafe { OwnedFd::from_raw_fd(number) });
-    // Those that are not returned are closed.
-    let descriptors: Vec<_> = descriptors.collect();
-    if flags.contains(MsgFlags::MSG_TRUNC) {
+    let got = recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    // The kernel opens some even if it cannot open all that were sent (`scm_detach_fds` in
+    // net/core/scm.c). Those that are not returned are closed.
+    let rights = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+        _ => None,
+    });
+    let descriptors: Vec<OwnedFd> = rights.flatten().collect();
+    if got.flags.contains(ReturnFlags::TRUNC) {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    Ok((len > 0).then(|| Received {
-        len,
+    Ok((got.bytes > 0).then(|| Received {
+        len: got.bytes,
         descriptor: descriptors.into_iter().next(),
     }))
-}
-
-/// Returns the descriptors in control messages that the kernel has written, even if it could not
-/// open all of those that were sent (MSG_CTRUNC): the others are open (`scm_detach_fds` in
-/// net/core/scm.c).
-fn descriptors(mut control: &[u8]) -> Vec<RawFd> {
-    // struct cmsghdr: its length with the header, level and type.
-    const LENGTH: usize = size_of::<usize>();
-    const HEADER: usize = LENGTH + 2 * size_of::<i32>();
-    let number = |bytes: &[u8]| bytes.try_into().ok().map(i32::from_ne_bytes);
-    let mut found = Vec::new();
-    while let Some(length) = control.first_chunk().copied().map(usize::from_ne_bytes) {
-        let Some(message) = control.get(..length).filter(|_| length >= HEADER) else {
-            break;
-        };
-        let mut fields = message[LENGTH..].chunks_exact(size_of::<i32>()).map(number);
-        let kind = (fields.next().flatten(), fields.next().flatten());
-        if kind == (Some(libc::SOL_SOCKET), Some(libc::SCM_RIGHTS)) {
-            found.extend(fields.flatten());
-        }
-        let next = length.next_multiple_of(LENGTH);
-        control = control.get(next..).unwrap_or_default();
-    }
-    found
 }
 
 /// Accepts connections that carry records.
@@ -180,9 +156,15 @@ pub fn stop_listening(socket: &impl AsFd) {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
+    use std::{
+        net::TcpListener,
+        os::fd::{AsRawFd, RawFd},
+    };
 
-    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    use nix::sys::{
+        resource::{Resource, getrlimit, setrlimit},
+        socket::{ControlMessage, MsgFlags, sendmsg},
+    };
 
     use super::*;
 
@@ -264,30 +246,5 @@ mod tests {
         }
         drop(write);
         assert_eq!(nix::unistd::read(&read, &mut [0; 1]).unwrap(), 0);
-    }
-
-    #[test]
-    fn control_messages_are_read_as_far_as_they_go() {
-        let message = |level: i32, kind: i32, numbers: &[i32]| {
-            let mut bytes = (16 + 4 * numbers.len()).to_ne_bytes().to_vec();
-            for number in [level, kind].iter().chain(numbers) {
-                bytes.extend(number.to_ne_bytes());
-            }
-            bytes.resize(bytes.len().next_multiple_of(8), 0);
-            bytes
-        };
-        let rights = |numbers: &[i32]| message(libc::SOL_SOCKET, libc::SCM_RIGHTS, numbers);
-        let all = [
-            message(libc::SOL_SOCKET, libc::SCM_CREDENTIALS, &[1, 2, 3]),
-            rights(&[4, 5, 6]),
-            rights(&[7]),
-            vec![0; 24],
-        ]
-        .concat();
-        assert_eq!(descriptors(&all), [4, 5, 6, 7]);
-        for end in 0..all.len() {
-            assert!(descriptors(&all[..end]).len() <= 4);
-        }
-        assert!(descriptors(&[255; 64]).is_empty());
     }
 }
