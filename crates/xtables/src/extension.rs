@@ -41,107 +41,69 @@ pub enum Extension {
 }
 
 impl Extension {
-    /// All of them.
-    pub const ALL: [Extension; 16] = [
-        Extension::Comment,
-        Extension::Statistic,
-        Extension::Recent,
-        Extension::Addrtype,
-        Extension::Mark,
-        Extension::Conntrack,
-        Extension::Nfacct,
-        Extension::Set,
-        Extension::Physdev,
-        Extension::Reject,
-        Extension::Dnat,
-        Extension::Masquerade,
-        Extension::RandomFully,
-        Extension::Redirect,
-        Extension::Socket,
-        Extension::Sctp,
-    ];
-
     /// Returns the match or target as a rule spells it.
-    pub fn spelling(self) -> &'static str {
+    pub fn spelling(self) -> String {
         self.facts(Family::V4).0
     }
 
-    /// Returns the feature in one word.
-    pub fn word(self) -> &'static str {
+    /// Returns the feature in one word, by which users name it: the variant in lower case.
+    pub fn word(self) -> String {
         match self {
-            Extension::Comment => "comment",
-            Extension::Statistic => "statistic",
-            Extension::Recent => "recent",
-            Extension::Addrtype => "addrtype",
-            Extension::Mark => "mark",
-            Extension::Conntrack => "conntrack",
-            Extension::Nfacct => "nfacct",
-            Extension::Set => "set",
-            Extension::Physdev => "physdev",
-            Extension::Reject => "reject",
-            Extension::Dnat => "dnat",
-            Extension::Masquerade => "masquerade",
-            Extension::RandomFully => "random-fully",
-            Extension::Redirect => "redirect",
-            Extension::Socket => "socket",
-            Extension::Sctp => "sctp",
+            Extension::RandomFully => "random-fully".to_owned(),
+            _ => format!("{self:?}").to_lowercase(),
         }
     }
 
     /// Returns the match or target as a rule spells it, the module and the
     /// kernel option (`net/netfilter/Kconfig`, `net/ipv4/netfilter/Kconfig`).
-    pub fn facts(self, family: Family) -> (&'static str, &'static str, &'static str) {
-        let v6 = family == Family::V6;
-        match self {
-            Extension::Comment => (
-                "-m comment",
-                "xt_comment",
-                "CONFIG_NETFILTER_XT_MATCH_COMMENT",
-            ),
-            Extension::Statistic => (
-                "-m statistic",
-                "xt_statistic",
-                "CONFIG_NETFILTER_XT_MATCH_STATISTIC",
-            ),
-            Extension::Recent => ("-m recent", "xt_recent", "CONFIG_NETFILTER_XT_MATCH_RECENT"),
-            Extension::Addrtype => (
-                "-m addrtype",
-                "xt_addrtype",
-                "CONFIG_NETFILTER_XT_MATCH_ADDRTYPE",
-            ),
-            Extension::Mark => ("-m mark, -j MARK", "xt_mark", "CONFIG_NETFILTER_XT_MARK"),
-            Extension::Conntrack => (
-                "-m conntrack",
-                "xt_conntrack",
-                "CONFIG_NETFILTER_XT_MATCH_CONNTRACK",
-            ),
-            Extension::Nfacct => ("-m nfacct", "xt_nfacct", "CONFIG_NETFILTER_XT_MATCH_NFACCT"),
-            Extension::Set => ("-m set", "xt_set", "CONFIG_NETFILTER_XT_SET"),
-            Extension::Physdev => (
-                "-m physdev",
-                "xt_physdev",
-                "CONFIG_NETFILTER_XT_MATCH_PHYSDEV",
-            ),
-            Extension::Reject if v6 => ("-j REJECT", "ip6t_REJECT", "CONFIG_IP6_NF_TARGET_REJECT"),
-            Extension::Reject => ("-j REJECT", "ipt_REJECT", "CONFIG_IP_NF_TARGET_REJECT"),
-            Extension::Dnat => ("-j DNAT", "xt_nat", "CONFIG_NETFILTER_XT_NAT"),
-            Extension::Masquerade => (
+    pub fn facts(self, family: Family) -> (String, String, String) {
+        let (spelling, module, option) = match (self, family) {
+            (Extension::Mark, _) => ("-m mark, -j MARK", "xt_mark", "CONFIG_NETFILTER_XT_MARK"),
+            (Extension::Set, _) => ("-m set", "xt_set", "CONFIG_NETFILTER_XT_SET"),
+            (Extension::Reject, Family::V4) => {
+                ("-j REJECT", "ipt_REJECT", "CONFIG_IP_NF_TARGET_REJECT")
+            }
+            (Extension::Reject, Family::V6) => {
+                ("-j REJECT", "ip6t_REJECT", "CONFIG_IP6_NF_TARGET_REJECT")
+            }
+            (Extension::Dnat, _) => ("-j DNAT", "xt_nat", "CONFIG_NETFILTER_XT_NAT"),
+            (Extension::Masquerade, _) => (
                 "-j MASQUERADE",
                 "xt_MASQUERADE",
                 "CONFIG_NETFILTER_XT_TARGET_MASQUERADE",
             ),
-            Extension::RandomFully => (
+            (Extension::RandomFully, _) => (
                 "-j MASQUERADE --random-fully",
                 "xt_MASQUERADE",
                 "Linux 3.13 or later, and iptables 1.6.2 or later",
             ),
-            Extension::Redirect => (
+            (Extension::Redirect, _) => (
                 "-j REDIRECT",
                 "xt_REDIRECT",
                 "CONFIG_NETFILTER_XT_TARGET_REDIRECT",
             ),
-            Extension::Socket => ("-m socket", "xt_socket", "CONFIG_NETFILTER_XT_MATCH_SOCKET"),
-            Extension::Sctp => ("-m sctp", "xt_sctp", "CONFIG_NETFILTER_XT_MATCH_SCTP"),
-        }
+            _ => {
+                let word = self.word();
+                let option = format!("CONFIG_NETFILTER_XT_MATCH_{}", word.to_uppercase());
+                return (format!("-m {word}"), format!("xt_{word}"), option);
+            }
+        };
+        (spelling.to_owned(), module.to_owned(), option.to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use enumset::EnumSet;
+
+    use super::*;
+
+    /// Flags, metrics and stored findings have these words.
+    #[test]
+    fn words_stay_as_users_know_them() {
+        let words: Vec<String> = EnumSet::all().iter().map(Extension::word).collect();
+        let expected = "comment statistic recent addrtype mark conntrack nfacct set physdev reject \
+                        dnat masquerade random-fully redirect socket sctp";
+        assert_eq!(words.join(" "), expected);
     }
 }

@@ -16,23 +16,19 @@ pub struct Toolkit {
     pub features: Features,
 }
 
-impl Toolkit {
+impl Writer {
     /// Probes the node, which takes some tenths of a second, and also returns which features could
     /// not be probed. Changes nothing.
     ///
     /// # Errors
     /// When no program works with table nat, or that is not known; with each
     /// one's message.
-    pub async fn find(search: &Search<'_>) -> Result<(Toolkit, Probed), Error> {
+    pub async fn find(search: &Search<'_>) -> Result<(Writer, Probed), Error> {
         let (xtables, engine) = Xtables::chosen(search).await?;
         let probed = match search.known(engine) {
             Some(features) => Probed::known(features),
             None => features::probe(&xtables).await,
         };
-        let toolkit = Toolkit {
-            writer: Writer { xtables, engine },
-            features: probed.there,
-        };
-        Ok((toolkit, probed))
+        Ok((Writer { xtables, engine }, probed))
     }
 }

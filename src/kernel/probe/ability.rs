@@ -2,6 +2,8 @@
 
 use std::{borrow::Cow, fmt};
 
+use enumset::EnumSet;
+use ipvs::ipset;
 use net::Family;
 use xtables::extension::Extension;
 
@@ -54,8 +56,8 @@ pub enum Ability {
     Scheduler(String),
     /// A dummy link, which holds service addresses.
     DummyLink,
-    /// A kind of ipset, as `ipset create` spells it.
-    IpSet(&'static str),
+    /// A kind of ipset.
+    IpSet(ipset::Kind),
     /// Table `nat`, by some iptables program that works here.
     Nat(Family),
     /// A match or target in that table.
@@ -78,6 +80,50 @@ pub enum Ability {
 }
 
 impl Ability {
+    /// Returns all of them, with these schedulers of IPVS.
+    pub(super) fn all(schedulers: &[String]) -> Vec<Ability> {
+        let mut all = vec![
+            Ability::NetAdmin,
+            Ability::Conntrack,
+            Ability::Ipvs,
+            Ability::DummyLink,
+            Ability::ReusePort,
+            Ability::Splice,
+            Ability::IoUring,
+        ];
+        all.extend(Setting::ALL.map(Ability::Setting));
+        all.extend(schedulers.iter().cloned().map(Ability::Scheduler));
+        all.extend(ipset::Kind::ALL.map(Ability::IpSet));
+        for family in Family::ALL {
+            all.extend([
+                Ability::Sockets(family),
+                Ability::Nat(family),
+                Ability::PortRules(family),
+                Ability::LocalRoutes(family),
+                Ability::Transparent(family),
+            ]);
+            let extensions = EnumSet::all().into_iter();
+            all.extend(extensions.map(|extension| Ability::Extension(family, extension)));
+            let parts = EnumSet::all().into_iter();
+            all.extend(parts.map(|part| Ability::Nftables(family, part)));
+        }
+        all
+    }
+
+    /// Returns whether modes ask a [`Kernel`](super::Kernel) for it before they use it, so that
+    /// they can do without.
+    pub(super) fn can_be_left_out(&self) -> bool {
+        !matches!(
+            self,
+            Ability::NetAdmin
+                | Ability::Setting(_)
+                | Ability::Sockets(_)
+                | Ability::Conntrack
+                | Ability::ReusePort
+                | Ability::Splice
+        )
+    }
+
     /// Returns the ability in one word, the same for both families: its name for `--without` and in
     /// the metric of fallbacks.
     pub fn word(&self) -> Cow<'static, str> {
@@ -92,10 +138,10 @@ impl Ability {
             Ability::DummyLink => "dummy",
             // A comma would end a word.
             Ability::IpSet(kind) => {
-                return Cow::Owned(format!("ipset-{}", kind.replace([':', ','], "-")));
+                return Cow::Owned(format!("ipset-{}", kind.name().replace([':', ','], "-")));
             }
             Ability::Nat(_) => "nat",
-            Ability::Extension(_, extension) => extension.word(),
+            Ability::Extension(_, extension) => return Cow::Owned(extension.word()),
             Ability::Nftables(_, part) => part.word(),
             Ability::PortRules(_) => "port-rules",
             Ability::LocalRoutes(_) => "local-routes",
@@ -136,7 +182,7 @@ impl Ability {
             Ability::DummyLink => module("dummy", "CONFIG_DUMMY"),
             // `hash:ip,port` is ip_set_hash_ipport, CONFIG_IP_SET_HASH_IPPORT.
             Ability::IpSet(kind) => {
-                let name = kind.replace(':', "_").replace(',', "");
+                let name = kind.name().replace(':', "_").replace(',', "");
                 module(
                     &format!("ip_set_{name}"),
                     &format!("CONFIG_IP_SET_{}", name.to_uppercase()),
@@ -155,8 +201,8 @@ impl Ability {
             Ability::Extension(family, extension) => {
                 let (_, name, option) = extension.facts(*family);
                 match extension {
-                    Extension::RandomFully => option.to_owned(),
-                    _ => module(name, option),
+                    Extension::RandomFully => option,
+                    _ => module(&name, &option),
                 }
             }
             Ability::Nftables(_, part) => part.facts().1.to_owned(),

@@ -1,40 +1,32 @@
-//! The outcome of trying an ability: it works, it does not, or that is unknown.
+//! The outcome of a try: the ability works, it does not, or that is unknown.
 
 use std::io;
 
 use netlink::{Reason, passing, sysctl};
 use nix::errno::Errno;
 
-use super::words;
+use super::{Ability, Findings, words};
 
-/// The outcome of trying an ability.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
-    /// The ability works.
-    Works,
-    /// The ability is missing, for this reason.
-    Missing(String),
-    /// The try failed for a passing reason, which proves nothing.
-    Unknown(String),
+/// The outcome of trying an ability: `Ok` if it works.
+pub(super) type Tried = Result<(), Unable>;
+
+/// The stored answer in `findings` for `ability`, else the outcome of trying it.
+pub(super) fn found_or(
+    findings: Option<&Findings>,
+    ability: &Ability,
+    attempt: impl FnOnce() -> Tried,
+) -> Tried {
+    let known = findings.and_then(|findings| findings.tried(ability));
+    known.unwrap_or_else(attempt)
 }
 
 /// Why a try failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Unable {
-    /// It does not work here.
+    /// It does not work here, for this reason.
     Missing(String),
-    /// It failed for a passing reason.
+    /// It failed for a passing reason, which proves nothing.
     Unknown(String),
-}
-
-impl From<Result<(), Unable>> for Answer {
-    fn from(tried: Result<(), Unable>) -> Answer {
-        match tried {
-            Ok(()) => Answer::Works,
-            Err(Unable::Missing(why)) => Answer::Missing(why),
-            Err(Unable::Unknown(why)) => Answer::Unknown(why),
-        }
-    }
 }
 
 impl Unable {

@@ -13,13 +13,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use enumset::EnumSet;
 use net::Family;
 use netlink::sysctl;
 use nix::libc;
 use serde::{Deserialize, Serialize};
 use xtables::{Engine, features::Features};
 
-use super::{Ability, Answer, Extension, Kernel, Unable};
+use super::{Ability, Extension, Kernel, Unable, answer::Tried};
 
 /// The file with the findings, if there are any.
 pub const PATH: &str = "/run/tripod/kernel.json";
@@ -146,27 +147,28 @@ impl Findings {
             .tried
             .iter()
             .filter(|(ability, _)| is_stored(ability));
-        let abilities = stored.filter_map(|(ability, answer)| {
-            let missing = match answer {
-                Answer::Works => None,
-                Answer::Missing(why) => Some(why.clone()),
-                Answer::Unknown(_) => return None,
+        let abilities = stored.filter_map(|(ability, tried)| {
+            let missing = match tried {
+                Ok(()) => None,
+                Err(Unable::Missing(why)) => Some(why.clone()),
+                Err(Unable::Unknown(_)) => return None,
             };
             Some((ability.to_string(), missing))
         });
-        let rules = kernel.toolkits.iter().filter_map(|(family, toolkit)| {
-            let toolkit = toolkit.as_ref()?;
+        let rules = kernel.writers.iter().filter_map(|(family, writer)| {
+            let has_nat = kernel.can(&Ability::Nat(family));
+            let writer = writer.as_ref().filter(|_| has_nat)?;
             let mut lacks = Vec::new();
-            for extension in Extension::ALL {
+            for extension in EnumSet::<Extension>::all() {
                 match kernel.tried.get(&Ability::Extension(family, extension))? {
-                    Answer::Works => {}
-                    Answer::Missing(_) => lacks.push(extension.word().to_owned()),
-                    Answer::Unknown(_) => return None,
+                    Ok(()) => {}
+                    Err(Unable::Missing(_)) => lacks.push(extension.word()),
+                    Err(Unable::Unknown(_)) => return None,
                 }
             }
             Some(Rules {
                 family: family.to_string(),
-                engine: engine_name(toolkit.writer.engine).to_owned(),
+                engine: engine_name(writer.engine).to_owned(),
                 lacks,
             })
         });
@@ -245,7 +247,7 @@ impl Findings {
     }
 
     /// Returns the stored outcome for `ability`, if there is one.
-    pub(super) fn tried(&self, ability: &Ability) -> Option<Result<(), Unable>> {
+    pub(super) fn tried(&self, ability: &Ability) -> Option<Tried> {
         if !is_stored(ability) {
             return None;
         }
@@ -261,9 +263,9 @@ impl Findings {
         let (family, engine) = (family.to_string(), engine_name(engine));
         let mut all = self.rules.iter();
         let rules = all.find(|rules| rules.family == family && rules.engine == engine)?;
-        let lacks = |extension: &Extension| rules.lacks.iter().any(|word| word == extension.word());
-        let all = Extension::ALL.into_iter();
-        Some(all.filter(|extension| !lacks(extension)).collect())
+        let all = EnumSet::all().into_iter();
+        let there = all.filter(|extension: &Extension| !rules.lacks.contains(&extension.word()));
+        Some(there.collect())
     }
 }
 
@@ -312,8 +314,8 @@ mod tests {
     #[test]
     fn what_is_unknown_is_not_stored() {
         let mut kernel = found();
-        let unknown = Answer::Unknown("Cannot allocate memory".to_owned());
-        kernel.tried.insert(Ability::DummyLink, unknown);
+        let unknown = Unable::Unknown("Cannot allocate memory".to_owned());
+        kernel.record(Ability::DummyLink, Err(unknown));
         let findings = Findings::of(&kernel).unwrap().unwrap();
         assert_eq!(findings.tried(&Ability::DummyLink), None);
         kernel.isolated = false;

@@ -9,7 +9,7 @@ use netlink::{Protocol, Socket, links};
 
 use super::{
     Ability, Findings, Kernel, Unable,
-    tried::{Tried, found_or},
+    answer::{Tried, found_or},
 };
 
 /// Names of temporary objects.
@@ -24,7 +24,7 @@ pub(super) fn dummy_link() -> Tried {
 
 pub(super) fn sets(kernel: &mut Kernel, findings: Option<&Findings>) {
     let mut opened = None;
-    for kind in super::IP_SETS {
+    for kind in Kind::ALL {
         let ability = Ability::IpSet(kind);
         let outcome = found_or(findings, &ability, || {
             let sets = opened.get_or_insert_with(IpSets::open);
@@ -34,10 +34,7 @@ pub(super) fn sets(kernel: &mut Kernel, findings: Option<&Findings>) {
     }
 }
 
-fn set(sets: &mut IpSets, kind: &str) -> Tried {
-    let Some(kind) = Kind::of(kind) else {
-        return Err(Unable::Missing("unknown".to_owned()));
-    };
+fn set(sets: &mut IpSets, kind: Kind) -> Tried {
     // A set left by a killed process would be in the way.
     sets.destroy(SET)?;
     sets.create(&Set::new(SET, kind, Family::V4))?;

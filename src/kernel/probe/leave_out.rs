@@ -3,9 +3,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use net::Family;
-
-use super::{Ability, Answer, Extension, IP_SETS, Kernel, NftPart, Unable};
+use super::{Ability, Extension, Kernel, Unable};
 
 /// The reason given for an excluded ability.
 const WHY: &str = "excluded by --without";
@@ -19,19 +17,8 @@ const SCHEDULERS: [&str; 15] = [
 /// Returns everything that `--without` can name: the abilities that modes ask a [`Kernel`] for
 /// before they use them.
 fn abilities() -> Vec<Ability> {
-    let mut all = vec![Ability::Ipvs, Ability::DummyLink, Ability::IoUring];
-    all.extend(IP_SETS.map(Ability::IpSet));
-    all.extend(SCHEDULERS.map(|name| Ability::Scheduler(name.to_owned())));
-    for family in Family::ALL {
-        all.extend([
-            Ability::Nat(family),
-            Ability::PortRules(family),
-            Ability::LocalRoutes(family),
-            Ability::Transparent(family),
-        ]);
-        all.extend(Extension::ALL.map(|extension| Ability::Extension(family, extension)));
-        all.extend(NftPart::ALL.map(|part| Ability::Nftables(family, part)));
-    }
+    let mut all = Ability::all(&SCHEDULERS.map(str::to_owned));
+    all.retain(Ability::can_be_left_out);
     all
 }
 
@@ -89,9 +76,9 @@ impl Kernel {
 
     /// The names of the schedulers of IPVS that are left out.
     pub fn left_out_schedulers(&self) -> BTreeSet<Arc<str>> {
-        let answers = self.tried.iter();
+        let tried = self.tried.iter();
         let left_out =
-            answers.filter(|(_, answer)| matches!(answer, Answer::Missing(why) if why == WHY));
+            tried.filter(|(_, tried)| matches!(tried, Err(Unable::Missing(why)) if why == WHY));
         left_out
             .filter_map(|(ability, _)| match ability {
                 Ability::Scheduler(name) => Some(name.as_str().into()),
@@ -103,6 +90,8 @@ impl Kernel {
 
 #[cfg(test)]
 mod tests {
+    use net::Family;
+
     use super::*;
 
     #[test]

@@ -11,11 +11,11 @@ mod leave_out;
 mod nft_part;
 mod nftables;
 mod sockets;
-mod tried;
 mod tries;
 
 use std::{collections::BTreeMap, thread};
 
+use enumset::EnumSet;
 use net::{Family, PerFamily};
 use netlink::scratch::{NoScratch, in_scratch};
 use nix::errno::Errno;
@@ -26,6 +26,7 @@ use xtables::{
     run::Writer,
 };
 
+use self::answer::{Tried, Unable};
 pub use self::{
     ability::{Ability, Setting},
     cleanup::cleanup,
@@ -33,20 +34,14 @@ pub use self::{
     leave_out::LeaveOut,
     nft_part::NftPart,
 };
-use self::{
-    answer::{Answer, Unable},
-    tried::Tried,
-};
 
 /// The abilities that were found: the only view of the kernel that verdicts and modes have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kernel {
-    /// The answer for each ability that was tried.
-    tried: BTreeMap<Ability, Answer>,
-    /// The programs for table nat, where they work.
-    toolkits: PerFamily<Option<Toolkit>>,
-    /// Programs whose rules find sockets, where nothing works for table nat.
-    markers: PerFamily<Option<Writer>>,
+    /// The outcome for each ability that was tried.
+    tried: BTreeMap<Ability, Tried>,
+    /// The programs for table nat; where nothing works for that, those whose rules find sockets.
+    writers: PerFamily<Option<Writer>>,
     /// Why the engine of some programs is unknown.
     unidentified: Vec<String>,
     /// Whether abilities were tried in a network namespace of their own.
@@ -87,15 +82,6 @@ pub enum Scope {
     /// All that can be tried without starting a program: enough for nftables mode.
     WithoutPrograms,
 }
-
-/// The kinds of ipset that modes need, as `ipset create` spells them.
-pub const IP_SETS: [&str; 5] = [
-    "hash:ip",
-    "hash:ip,port",
-    "hash:ip,port,ip",
-    "hash:ip,port,net",
-    "bitmap:port",
-];
 
 impl Kernel {
     /// Tries everything, and these schedulers of IPVS. Takes some tenths of a second, in a separate
@@ -152,15 +138,15 @@ impl Kernel {
     }
 
     fn record(&mut self, ability: Ability, outcome: Tried) {
-        self.tried.insert(ability, outcome.into());
+        self.tried.insert(ability, outcome);
     }
 
     /// Explains why the ability cannot be used: it is missing, or it is unknown whether it is
     /// there; `None` if it can be used.
     pub fn why_unusable(&self, ability: &Ability) -> Option<&str> {
         match self.tried.get(ability) {
-            Some(Answer::Works) => None,
-            Some(Answer::Missing(why) | Answer::Unknown(why)) => Some(why),
+            Some(Ok(())) => None,
+            Some(Err(Unable::Missing(why) | Unable::Unknown(why))) => Some(why),
             None => Some("was not tried"),
         }
     }
@@ -168,7 +154,7 @@ impl Kernel {
     /// Explains why it is unknown whether the ability is there; `None` if it is known.
     pub fn unknown(&self, ability: &Ability) -> Option<&str> {
         match self.tried.get(ability) {
-            Some(Answer::Unknown(why)) => Some(why),
+            Some(Err(Unable::Unknown(why))) => Some(why),
             _ => None,
         }
     }
@@ -186,56 +172,21 @@ impl Kernel {
     /// Returns a kernel that can do everything, with these schedulers of IPVS, to ask what [would
     /// happen](Kernel::without) without some ability.
     pub fn with_everything(schedulers: &[String]) -> Kernel {
-        let mut kernel = Kernel::default();
-        let mut can = |ability| kernel.record(ability, Ok(()));
-        for ability in [
-            Ability::NetAdmin,
-            Ability::Setting(Setting::VsConntrack),
-            Ability::Setting(Setting::RouteLocalnet),
-            Ability::Conntrack,
-            Ability::Ipvs,
-            Ability::DummyLink,
-            Ability::ReusePort,
-            Ability::Splice,
-            Ability::IoUring,
-        ] {
-            can(ability);
+        let all = Ability::all(schedulers).into_iter();
+        Kernel {
+            tried: all.map(|ability| (ability, Ok(()))).collect(),
+            ..Kernel::default()
         }
-        for name in schedulers {
-            can(Ability::Scheduler(name.clone()));
-        }
-        IP_SETS.into_iter().map(Ability::IpSet).for_each(&mut can);
-        for family in Family::ALL {
-            for ability in [
-                Ability::Sockets(family),
-                Ability::Nat(family),
-                Ability::PortRules(family),
-                Ability::LocalRoutes(family),
-                Ability::Transparent(family),
-            ] {
-                can(ability);
-            }
-            for extension in Extension::ALL {
-                can(Ability::Extension(family, extension));
-            }
-            for part in NftPart::ALL {
-                can(Ability::Nftables(family, part));
-            }
-        }
-        kernel
     }
 
     /// Returns the same kernel with simulated programs, which use `engine`.
     #[cfg(test)]
     pub(crate) fn with_simulated_programs(mut self, engine: xtables::Engine) -> Kernel {
-        let toolkit = |family| Toolkit {
-            writer: Writer {
-                xtables: xtables::Xtables::in_folder(family, std::path::Path::new("/nowhere")),
-                engine,
-            },
-            features: Features::all(),
+        let writer = |family| Writer {
+            xtables: xtables::Xtables::in_folder(family, std::path::Path::new("/nowhere")),
+            engine,
         };
-        self.toolkits = PerFamily::each(|family| Some(toolkit(family)));
+        self.writers = PerFamily::each(|family| Some(writer(family)));
         self
     }
 
@@ -244,12 +195,8 @@ impl Kernel {
     #[cfg(test)]
     pub(crate) async fn with_programs(mut self, engine: xtables::Engine) -> Kernel {
         for family in Family::ALL {
-            let found = xtables::Xtables::engines(family)
-                .await
-                .writer(engine)
-                .cloned();
-            let features = self.features(family);
-            *self.toolkits.get_mut(family) = found.map(|writer| Toolkit { writer, features });
+            let engines = xtables::Xtables::engines(family).await;
+            *self.writers.get_mut(family) = engines.writer(engine).cloned();
         }
         self
     }
@@ -258,7 +205,7 @@ impl Kernel {
     #[must_use]
     pub fn without(mut self, ability: &Ability) -> Kernel {
         let why = "taken away".to_owned();
-        self.tried.insert(ability.clone(), Answer::Missing(why));
+        self.record(ability.clone(), Err(Unable::Missing(why)));
         self
     }
 
@@ -266,13 +213,13 @@ impl Kernel {
     #[cfg(test)]
     pub(crate) fn with_unknown(mut self, ability: &Ability) -> Kernel {
         let why = "Cannot allocate memory".to_owned();
-        self.tried.insert(ability.clone(), Answer::Unknown(why));
+        self.record(ability.clone(), Err(Unable::Unknown(why)));
         self
     }
 
     /// The matches and targets that iptables rules of that family may use.
     pub fn features(&self, family: Family) -> Features {
-        let all = Extension::ALL.into_iter();
+        let all = EnumSet::all().into_iter();
         all.filter(|extension| self.can(&Ability::Extension(family, *extension)))
             .collect()
     }
@@ -293,11 +240,10 @@ impl Kernel {
         if let Some(why) = self.why_unusable(&Ability::Nat(family)) {
             return Err(unusable(why));
         }
-        let toolkit = self.toolkits.get(family).as_ref();
-        let toolkit = toolkit.ok_or_else(|| unusable("it was not tried"))?;
+        let writer = self.writers.get(family).clone();
         Ok(Toolkit {
+            writer: writer.ok_or_else(|| unusable("it was not tried"))?,
             features: self.features(family),
-            ..toolkit.clone()
         })
     }
 
@@ -308,9 +254,7 @@ impl Kernel {
     pub fn marker(&self, family: Family) -> Result<Writer, String> {
         for extension in [Extension::Socket, Extension::Mark] {
             let ability = Ability::Extension(family, extension);
-            // Without a nat table only the first was tried, in a rule with both.
-            let tried = extension == Extension::Socket || self.toolkits.get(family).is_some();
-            if let Some(why) = self.why_unusable(&ability).filter(|_| tried) {
+            if let Some(why) = self.why_unusable(&ability) {
                 let remedy = ability.remedy();
                 return Err(format!(
                     "it needs iptables with {} in table mangle ({why}; {remedy})",
@@ -318,16 +262,13 @@ impl Kernel {
                 ));
             }
         }
-        let toolkit = self.toolkits.get(family).as_ref();
-        let found = toolkit
-            .map(|toolkit| &toolkit.writer)
-            .or_else(|| self.markers.get(family).as_ref());
-        found.cloned().ok_or_else(|| "it was not tried".to_owned())
+        let found = self.writers.get(family).clone();
+        found.ok_or_else(|| "it was not tried".to_owned())
     }
 
     /// Records the features for rules of `family`, or why there can be no rules.
     fn set_features(&mut self, family: Family, found: Result<Probed, Unable>) {
-        for extension in Extension::ALL {
+        for extension in EnumSet::all() {
             let outcome = match found.clone() {
                 Ok(probed) if probed.there.contains(extension) => Ok(()),
                 Ok(probed) if probed.unknown.contains(extension) => {

@@ -5,7 +5,8 @@ use enumset::EnumSetType;
 /// A feature of nf_tables that rules use.
 #[derive(Debug, EnumSetType, Hash, PartialOrd, Ord)]
 pub enum NftPart {
-    /// Tables of the family, with maps of concatenations.
+    /// Tables of the family, with maps of concatenations. The others are tried only where these are
+    /// there.
     Tables,
     /// Conditions on connections.
     Ct,
@@ -30,21 +31,6 @@ pub enum NftPart {
 }
 
 impl NftPart {
-    /// All of them. The others are tried only where the first is there.
-    pub const ALL: [NftPart; 11] = [
-        NftPart::Tables,
-        NftPart::Ct,
-        NftPart::Nat,
-        NftPart::Masquerade,
-        NftPart::Ranges,
-        NftPart::Numgen,
-        NftPart::Hash,
-        NftPart::Fib,
-        NftPart::Reject,
-        NftPart::DynamicMaps,
-        NftPart::Counters,
-    ];
-
     /// Returns the part in one word.
     pub(super) fn word(self) -> &'static str {
         match self {

@@ -4,13 +4,17 @@
 
 use std::{sync::Arc, time::Duration};
 
+use enumset::EnumSet;
 use net::Family;
 use nftables::{
     Chain, ChainType, Ct, Data, DataType, Dynset, Failure, Fib, Field, Hook, Jhash, Meta, Numgen,
     Reject, Rule, Rules, Set, Statement, Table, Test, Transaction, Type,
 };
 
-use super::{Ability, Findings, Kernel, NftPart, Unable, tried::Tried};
+use super::{
+    Ability, Findings, Kernel, NftPart, Unable,
+    answer::{Tried, found_or},
+};
 
 /// The temporary table.
 pub(super) const TABLE: &str = "tripod-probe";
@@ -21,13 +25,13 @@ const UNUSED_MARK: u32 = 0x5472_6970;
 /// Tries each feature in both families.
 pub(super) fn parts(kernel: &mut Kernel, findings: Option<&Findings>) {
     for family in Family::ALL {
-        let has_all = findings.is_none() && attempt(family, &NftPart::ALL).is_ok();
+        let has_all = findings.is_none() && attempt(family, EnumSet::all()).is_ok();
         let mut tables = Ok(());
-        for part in NftPart::ALL {
+        for part in EnumSet::all() {
             let ability = Ability::Nftables(family, part);
             let outcome = match &tables {
                 Ok(()) if has_all => Ok(()),
-                Ok(()) => super::tried::found_or(findings, &ability, || attempt(family, &[part])),
+                Ok(()) => found_or(findings, &ability, || attempt(family, part.into())),
                 Err(Unable::Missing(_)) => Err(Unable::Missing(
                     "there are no tables to use it in".to_owned(),
                 )),
@@ -41,7 +45,7 @@ pub(super) fn parts(kernel: &mut Kernel, findings: Option<&Findings>) {
     }
 }
 
-fn attempt(family: Family, parts: &[NftPart]) -> Tried {
+fn attempt(family: Family, parts: EnumSet<NftPart>) -> Tried {
     let mut rules = Rules::open()?;
     // A table left by a killed process would be in the way.
     rules.delete_table(family, TABLE)?;
@@ -51,11 +55,11 @@ fn attempt(family: Family, parts: &[NftPart]) -> Tried {
     Ok(())
 }
 
-fn transaction(family: Family, parts: &[NftPart]) -> Transaction {
+fn transaction(family: Family, parts: EnumSet<NftPart>) -> Transaction {
     let mut transaction = Transaction::new(Table::new(family, TABLE));
     transaction.add_table();
     for part in parts {
-        add(&mut transaction, family, *part);
+        add(&mut transaction, family, part);
     }
     transaction
 }
@@ -185,7 +189,7 @@ mod tests {
             let mut kernel = Kernel::default();
             parts(&mut kernel, None);
             for family in Family::ALL {
-                for part in NftPart::ALL {
+                for part in EnumSet::all() {
                     let ability = Ability::Nftables(family, part);
                     assert_eq!(kernel.why_unusable(&ability), None, "{ability}");
                 }
@@ -198,7 +202,7 @@ mod tests {
     fn what_cannot_be_had_is_missing() {
         // A rule in a chain that the kernel does not have.
         in_namespace(|| {
-            let mut transaction = transaction(Family::V4, &[NftPart::Ct]);
+            let mut transaction = transaction(Family::V4, NftPart::Ct.into());
             transaction.add_rule("nowhere", Rule::default());
             let refused = Rules::open().unwrap().run(&transaction, None);
             let unable = Unable::from(refused.map_err(Failure::first).unwrap_err());

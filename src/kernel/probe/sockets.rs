@@ -13,7 +13,7 @@ use nix::{
 };
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::tried::Tried;
+use super::answer::Tried;
 
 fn domain(family: Family) -> Domain {
     match family {

@@ -11,12 +11,16 @@ use netlink::{
     rules, sysctl,
 };
 use nix::errno::Errno;
-use xtables::{Engine, Search, Toolkit, Xtables, features, run::Writer};
+use xtables::{
+    Engine, Search, Xtables,
+    features::{self, Probed},
+    run::Writer,
+};
 
 use super::{
-    Ability, Attempt, Examination, Extension, Findings, Kernel, Scope, Setting, Unable, sockets,
-    tried::{Tried, found_or},
-    words,
+    Ability, Attempt, Examination, Extension, Findings, Kernel, Scope, Setting, Unable,
+    answer::{Tried, found_or},
+    sockets, words,
 };
 use crate::kernel::io_uring::Ring;
 
@@ -81,7 +85,7 @@ pub(super) fn objects(examination: &Examination<'_>, findings: Option<&Findings>
 
 /// Returns the abilities that [`objects`] would try, as unknown because of `why`.
 pub(super) fn nothing_known(schedulers: &[String], why: &str) -> Kernel {
-    let all = Kernel::with_everything(schedulers).tried.into_keys();
+    let all = Ability::all(schedulers).into_iter();
     let mut kernel = Kernel::default();
     for ability in all.filter(|ability| *ability != Ability::NetAdmin) {
         kernel.record(ability, Err(Unable::Unknown(why.to_owned())));
@@ -175,47 +179,33 @@ pub(super) fn xtables(findings: Option<&Findings>, attempt: Attempt) -> Kernel {
         kernel
             .unidentified
             .extend(unknown.map(|error| error.to_string()));
-        let why = match found {
-            Found::Toolkit(toolkit, probed) => {
-                kernel.record(Ability::Nat(family), Ok(()));
-                kernel.set_features(family, Ok(probed));
-                *kernel.toolkits.get_mut(family) = Some(toolkit);
-                continue;
+        let (writer, probed) = found;
+        let nat = probed.as_ref().map(drop).map_err(Unable::clone);
+        kernel.set_features(family, probed);
+        if let Err(why) = &nat {
+            let marks = match (why, &writer) {
+                (_, Some(_)) => Ok(()),
+                (Unable::Unknown(_), None) => nat.clone(),
+                (Unable::Missing(_), None) => Err(Unable::Missing(
+                    "a rule with it in table mangle was refused".to_owned(),
+                )),
+            };
+            if marks.is_ok() {
+                kernel.record(Ability::Extension(family, Extension::Mark), Ok(()));
             }
-            Found::Marker(writer, why) => {
-                *kernel.markers.get_mut(family) = Some(writer);
-                why
-            }
-            Found::Nothing(why) => why,
-        };
-        kernel.record(Ability::Nat(family), Err(why.clone()));
-        kernel.set_features(family, Err(why.clone()));
-        let found = match (why, kernel.markers.get(family).is_some()) {
-            (_, true) => Ok(()),
-            (unknown @ Unable::Unknown(_), false) => Err(unknown),
-            (Unable::Missing(_), false) => {
-                let why = "a rule with it in table mangle was refused";
-                Err(Unable::Missing(why.to_owned()))
-            }
-        };
-        kernel.record(Ability::Extension(family, Extension::Socket), found);
+            kernel.record(Ability::Extension(family, Extension::Socket), marks);
+        }
+        kernel.record(Ability::Nat(family), nat);
+        *kernel.writers.get_mut(family) = writer;
     }
     kernel
 }
 
-/// How much of iptables works.
-enum Found {
-    /// Table nat works.
-    Toolkit(Toolkit, features::Probed),
-    /// Table mangle works with the match for sockets; holds the reason why nat does not.
-    Marker(Writer, Unable),
-    /// Nothing works, for this reason.
-    Nothing(Unable),
-}
-
-async fn usable(search: &Search<'_>) -> Found {
-    let why = match Toolkit::find(search).await {
-        Ok((toolkit, probed)) => return Found::Toolkit(toolkit, probed),
+/// Returns the program that works with table nat, with its features; else the one that works with
+/// table mangle and the match for sockets, if any, with the reason why nat does not work.
+async fn usable(search: &Search<'_>) -> (Option<Writer>, Result<Probed, Unable>) {
+    let why = match Writer::find(search).await {
+        Ok((writer, probed)) => return (Some(writer), Ok(probed)),
         Err(error) => Unable::from(error),
     };
     let mut unknown = None;
@@ -225,7 +215,7 @@ async fn usable(search: &Search<'_>) -> Found {
             xtables.engine().await
         };
         match engine.await {
-            Ok(engine) => return Found::Marker(Writer { xtables, engine }, why),
+            Ok(engine) => return (Some(Writer { xtables, engine }), Err(why)),
             Err(error) if error.is_unanswered() => {
                 unknown.get_or_insert(Unable::from(error));
             }
@@ -234,5 +224,5 @@ async fn usable(search: &Search<'_>) -> Found {
     }
     // If nat is known to be missing and all else is unknown, the next attempt tries only this
     // again.
-    Found::Nothing(unknown.unwrap_or(why))
+    (None, Err(unknown.unwrap_or(why)))
 }

@@ -70,7 +70,7 @@ pub enum Error {
         /// The family that is not served.
         family: Family,
         /// The missing feature, as iptables names it.
-        what: &'static str,
+        what: String,
         /// Why the mode needs it, and how to get it.
         remedy: &'static str,
     },

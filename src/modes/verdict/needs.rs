@@ -1,11 +1,13 @@
 //! Capabilities that each mode needs, and their purposes.
 
+use enumset::EnumSet;
+use ipvs::ipset;
 use net::Family;
 
 use super::{ModeRequirements, Need, Weight};
 use crate::{
     config::ModeName,
-    kernel::probe::{Ability, Extension, IP_SETS, Kernel, NftPart, Setting},
+    kernel::probe::{Ability, Extension, Kernel, NftPart, Setting},
     modes::{
         iptables, nftables,
         userspace::{Io, capture::Requested},
@@ -162,7 +164,7 @@ fn ipvs(needs: &mut Vec<Need>, kernel: &Kernel, requirements: &ModeRequirements)
         Ability::DummyLink,
         "the link kube-ipvs0, which holds the service addresses",
     ));
-    for kind in IP_SETS {
+    for kind in ipset::Kind::ALL {
         needs.push(required(
             Ability::IpSet(kind),
             "naming service addresses in rules whose number does not grow with Services",
@@ -269,7 +271,7 @@ fn rules(family: Family) -> Vec<Need> {
             )),
         }
     };
-    Extension::ALL.into_iter().filter_map(need).collect()
+    EnumSet::all().into_iter().filter_map(need).collect()
 }
 
 fn userspace(needs: &mut Vec<Need>, kernel: &Kernel, requirements: &ModeRequirements) {

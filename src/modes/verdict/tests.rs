@@ -1,3 +1,5 @@
+use ipvs::ipset::Kind;
+
 use super::*;
 use crate::kernel::probe::{Extension, NftPart};
 
@@ -21,7 +23,7 @@ fn one_thing_taken_away_leads_to_the_right_mode_with_the_right_words() {
         (Ability::Ipvs, ModeName::Nftables, "IPVS"),
         (Ability::DummyLink, ModeName::Nftables, "dummy"),
         (
-            set("hash:ip,port,ip"),
+            set(Kind::IpPortIp),
             ModeName::Nftables,
             "ip_set_hash_ipportip",
         ),
@@ -105,7 +107,7 @@ fn no_mode_is_passed_over_because_of_what_is_not_known() {
     let cases = [
         (ModeName::Ipvs, Ability::Ipvs),
         (ModeName::Ipvs, Ability::DummyLink),
-        (ModeName::Ipvs, Ability::IpSet("hash:ip,port")),
+        (ModeName::Ipvs, Ability::IpSet(Kind::IpPort)),
         (ModeName::Ipvs, Ability::Nat(v4)),
         (ModeName::Ipvs, Ability::NetAdmin),
         (ModeName::Ipvs, Ability::Extension(v4, Extension::Set)),

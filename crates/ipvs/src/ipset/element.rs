@@ -11,7 +11,6 @@ use super::client::big_endian;
 
 // Attributes of a member (`IPSET_ATTR_*`).
 const IP: u16 = 1;
-const CIDR: u16 = 3;
 const PORT: u16 = 4;
 const PROTOCOL: u16 = 7;
 const IP2: u16 = 20;
@@ -25,8 +24,6 @@ const V6: u16 = 2;
 pub enum Element {
     /// A member of `hash:ip`.
     Ip(IpAddr),
-    /// A member of `hash:net`.
-    Net(IpNet),
     /// A member of `bitmap:port`.
     Port(u16),
     /// A member of `hash:ip,port`.
@@ -75,9 +72,6 @@ impl Element {
         };
         match self {
             Element::Ip(ip) => address(request, IP, ip),
-            Element::Net(net) => {
-                address(request, IP, &net.network()).attribute(CIDR, &[net.prefix_len()])
-            }
             Element::Port(port) => number(request, PORT, *port),
             Element::IpPort { ip, protocol, port } => ported(request, ip, *protocol, *port),
             Element::IpPortIp {
@@ -100,7 +94,7 @@ impl Element {
     /// a kind that is unknown here.
     pub fn read(kind: &str, attributes: Attributes<'_>) -> Result<Option<Element>, Malformed> {
         let (mut ip, mut other, mut port, mut protocol) = (None, None, None, 0);
-        let (mut bits, mut other_bits) = (None, None);
+        let mut other_bits = None;
         for attribute in attributes {
             let attribute = attribute?;
             match attribute.kind {
@@ -108,7 +102,6 @@ impl Element {
                 IP2 => other = Some(read_address(&attribute)?),
                 PORT => port = Some(attribute.port()?),
                 PROTOCOL => protocol = attribute.u8()?,
-                CIDR => bits = Some(attribute.u8()?),
                 CIDR2 => other_bits = Some(attribute.u8()?),
                 _ => {}
             }
@@ -118,7 +111,6 @@ impl Element {
         let port = port.ok_or(Malformed("a member without a port"));
         Ok(Some(match kind {
             "hash:ip" => Element::Ip(ip?),
-            "hash:net" => Element::Net(net(ip?, bits)?),
             "bitmap:port" => Element::Port(port?),
             "hash:ip,port" => Element::IpPort {
                 ip: ip?,
@@ -196,7 +188,6 @@ impl fmt::Display for Element {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Element::Ip(ip) => write!(f, "{ip}"),
-            Element::Net(net) => write!(f, "{}", Network(net)),
             Element::Port(port) => write!(f, "{port}"),
             Element::IpPort { ip, protocol, port } => {
                 write!(f, "{ip},{}:{port}", Protocol(*protocol))

@@ -52,20 +52,17 @@ pub enum Kind {
     IpPortIp,
     /// The same with a network: `hash:ip,port,net`.
     IpPortNet,
-    /// `hash:net`: networks; the longest prefix that matches counts.
-    Net,
     /// Ports, with room for all of them: `bitmap:port`.
     Port,
 }
 
 impl Kind {
     /// Every kind that Tripod knows.
-    pub const ALL: [Kind; 6] = [
+    pub const ALL: [Kind; 5] = [
         Kind::Ip,
         Kind::IpPort,
         Kind::IpPortIp,
         Kind::IpPortNet,
-        Kind::Net,
         Kind::Port,
     ];
 
@@ -74,7 +71,7 @@ impl Kind {
     pub(super) fn revision(self) -> u8 {
         match self {
             Kind::IpPort | Kind::IpPortIp | Kind::IpPortNet => 1,
-            Kind::Ip | Kind::Net | Kind::Port => 0,
+            Kind::Ip | Kind::Port => 0,
         }
     }
 
@@ -85,7 +82,6 @@ impl Kind {
             Kind::IpPort => "hash:ip,port",
             Kind::IpPortIp => "hash:ip,port,ip",
             Kind::IpPortNet => "hash:ip,port,net",
-            Kind::Net => "hash:net",
             Kind::Port => "bitmap:port",
         }
     }
@@ -98,7 +94,7 @@ impl Kind {
     /// Returns how many parts of a packet a rule names for it.
     pub fn dimensions(self) -> usize {
         match self {
-            Kind::Ip | Kind::Net | Kind::Port => 1,
+            Kind::Ip | Kind::Port => 1,
             Kind::IpPort => 2,
             Kind::IpPortIp | Kind::IpPortNet => 3,
         }

@@ -18,7 +18,6 @@ fn of_each_kind(family: Family) -> Vec<(Kind, Vec<Element>)> {
     let (protocol, port) = (libc::IPPROTO_UDP as u8, 53);
     let mut kinds = vec![
         (Kind::Ip, vec![Element::Ip(ip), Element::Ip(other)]),
-        (Kind::Net, vec![Element::Net(net)]),
         (
             Kind::IpPort,
             vec![

@@ -103,10 +103,6 @@ impl Sets {
     pub fn contains(&self, name: &str, member: &Element) -> bool {
         self.0.get(name).is_some_and(|set| match member {
             // A network is in the set if a network of the set contains it.
-            Element::Net(net) => set.members.iter().any(|there| match there {
-                Element::Net(there) => there.contains(net),
-                _ => false,
-            }),
             Element::IpPortNet {
                 ip,
                 protocol,
@@ -136,7 +132,6 @@ impl Sets {
             let ip = end(0)?.ip();
             Some(match set.kind {
                 Kind::Ip => Element::Ip(ip),
-                Kind::Net => Element::Net(ip.into()),
                 Kind::Port => Element::Port(end(0)?.port()),
                 Kind::IpPort => Element::IpPort {
                     ip,
@@ -349,7 +344,6 @@ impl Set {
         let addresses: Vec<IpAddr> = match member {
             Element::Ip(ip) | Element::IpPort { ip, .. } => vec![ip],
             Element::IpPortIp { ip, other, .. } => vec![ip, other],
-            Element::Net(net) => vec![net.addr()],
             Element::IpPortNet { ip, net, .. } => vec![ip, net.addr()],
             Element::Port(_) => Vec::new(),
         };
@@ -358,10 +352,9 @@ impl Set {
         }
         Ok(match member {
             Element::Ip(ip) if ip.is_unspecified() => return Err(ERR_HASH_ELEM),
-            Element::Net(net) | Element::IpPortNet { net, .. } if net.prefix_len() == 0 => {
+            Element::IpPortNet { net, .. } if net.prefix_len() == 0 => {
                 return Err(ERR_INVALID_CIDR);
             }
-            Element::Net(net) => Element::Net(net.trunc()),
             Element::IpPort { ip, protocol, port } => Element::IpPort {
                 ip,
                 protocol,

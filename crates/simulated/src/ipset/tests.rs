@@ -53,7 +53,6 @@ fn member(set: &Set, choice: u8) -> Element {
     let port = u16::from(choice % 3);
     match set.kind {
         Kind::Ip => Element::Ip(ip),
-        Kind::Net => Element::Net(net),
         Kind::Port => Element::Port(port),
         // Not every kernel takes the unspecified address of IPv6 here.
         Kind::IpPort => Element::IpPort {

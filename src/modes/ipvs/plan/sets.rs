@@ -261,7 +261,7 @@ impl Member {
                 let protocol = Protocol::from_number(protocol)?;
                 Some(ServerId::new((ip, port), protocol))
             }
-            Element::Ip(_) | Element::Net(_) | Element::Port(_) => None,
+            Element::Ip(_) | Element::Port(_) => None,
         }
     }
 }

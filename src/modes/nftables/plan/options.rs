@@ -61,7 +61,7 @@ pub type Features = EnumSet<NftPart>;
 
 /// The features that rules of `family` may use on a kernel.
 pub fn features(kernel: &Kernel, family: Family) -> Features {
-    let parts = NftPart::ALL.into_iter();
+    let parts = EnumSet::all().into_iter();
     let works = |part: &NftPart| kernel.can(&Ability::Nftables(family, *part));
     parts.filter(works).collect()
 }
