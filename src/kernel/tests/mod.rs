@@ -1,0 +1,3 @@
+//! Readers of the kernel's answers on arbitrary bytes.
+
+pub mod fuzz;
