@@ -33,7 +33,7 @@ use prometheus::Registry;
 use tokio::runtime::Runtime;
 use tripod::{
     cli,
-    kernel::probe::Kernel,
+    kernel::probe::{Examination, Kernel},
     modes::{
         Mode,
         cleanup::{Cleanup, Running},
@@ -185,7 +185,7 @@ impl Bench {
             .enable_all()
             .build()
             .expect("a runtime");
-        let mode = Iptables::new(setup, &Kernel::examine(&[]), &registry);
+        let mode = Iptables::new(setup, &Kernel::examine(&Examination::default()), &registry);
         Bench {
             runtime,
             mode: mode.expect("iptables works here"),

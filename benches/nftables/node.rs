@@ -15,7 +15,7 @@ use tokio::runtime::Runtime;
 use tripod::{
     cli,
     config::{Effective, KubeProxyConfiguration},
-    kernel::probe::Kernel,
+    kernel::probe::{Examination, Kernel},
     modes::{
         Mode, Outcomes,
         cleanup::{self, Cleanup},
@@ -65,7 +65,7 @@ impl Node {
             configured,
             metrics: Arc::new(Metrics::register(&Registry::new()).expect("metrics")),
         };
-        let mode = Nftables::new(setup, &Kernel::examine(&[]));
+        let mode = Nftables::new(setup, &Kernel::examine(&Examination::default()));
         Node::of(Running::Nftables(Box::new(
             mode.expect("nftables works here"),
         )))
@@ -88,7 +88,7 @@ impl Node {
             undivided: UNDIVIDED,
             metrics: Arc::new(Metrics::register(&registry).expect("metrics")),
         };
-        let mode = Iptables::new(setup, &Kernel::examine(&[]), &registry);
+        let mode = Iptables::new(setup, &Kernel::examine(&Examination::default()), &registry);
         Node::of(Running::Iptables(Box::new(
             mode.expect("iptables works here"),
         )))

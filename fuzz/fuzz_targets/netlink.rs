@@ -3,4 +3,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| tripod::kernel::fuzz::netlink(bytes));
+fuzz_target!(|bytes: &[u8]| tripod::kernel::tests::fuzz::netlink(bytes));

@@ -3,4 +3,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|text: &str| tripod::kernel::fuzz::saved_tables(text));
+fuzz_target!(|text: &str| tripod::kernel::tests::fuzz::saved_tables(text));

@@ -165,7 +165,7 @@ mod tests {
     use testing::{in_namespace, sh};
 
     use super::*;
-    use crate::cli;
+    use crate::{cli, kernel::probe::Examination};
 
     fn settings(arguments: &[&str]) -> Settings {
         let words = ["tripod"].iter().chain(arguments);
@@ -254,7 +254,7 @@ mod tests {
             // The token of the pod's service account.
             (Nftables, vec![], nothing, false),
         ];
-        let kernel = Kernel::examine(&[]);
+        let kernel = Kernel::examine(&Examination::default());
         for (mode, flags, script, expected) in cases {
             let settings = settings(&flags);
             let case = format!("{mode} {flags:?} {script}");

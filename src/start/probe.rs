@@ -61,7 +61,7 @@ fn examine(requirements: &ModeRequirements, scope: Scope, attempt: Attempt) -> K
             None
         }
     };
-    Kernel::examine_as(&Examination {
+    Kernel::examine(&Examination {
         schedulers: &schedulers(requirements),
         findings: findings.as_ref(),
         attempt,

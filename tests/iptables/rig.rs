@@ -19,7 +19,7 @@ use prometheus::Registry;
 use tokio::{runtime::Runtime, sync::oneshot};
 use tripod::{
     cli,
-    kernel::probe::Kernel,
+    kernel::probe::{Examination, Kernel},
     modes::{
         Mode, SyncReport,
         iptables::{Iptables, Setup, plan::UNDIVIDED},
@@ -88,7 +88,7 @@ pub struct Rig {
 impl Rig {
     pub fn new(flags: &[&str]) -> Rig {
         let (runtime, registry) = (runtime(), Registry::new());
-        let kernel = Kernel::examine(&[]);
+        let kernel = Kernel::examine(&Examination::default());
         let mode = Iptables::new(
             setup(flags, Metrics::register(&registry).expect("metrics")),
             &kernel,
@@ -184,7 +184,7 @@ impl Proxy {
                 let registry = Registry::new();
                 let metrics = Metrics::register(&registry).expect("metrics");
                 let setup = setup(&flags, metrics.clone());
-                let mode = Iptables::new(setup, &Kernel::examine(&[]), &registry);
+                let mode = Iptables::new(setup, &Kernel::examine(&Examination::default()), &registry);
                 let options = schedule::Options {
                     // An unnoticed change must not be repaired by chance.
                     sync_period: Duration::from_secs(3600),

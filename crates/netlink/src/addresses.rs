@@ -28,7 +28,7 @@ pub struct Address {
     /// Flags, `IFA_F_*` of `linux/if_addr.h`.
     pub flags: u32,
     /// Whether Tripod assigned it, by its label.
-    own: bool,
+    pub own: bool,
 }
 
 impl Address {
@@ -50,22 +50,6 @@ impl Address {
     /// ports are served at them.
     pub fn is_of_link(&self) -> bool {
         matches!(self.address, IpAddr::V6(ip) if ip.is_unicast_link_local())
-    }
-}
-
-impl Address {
-    /// Returns an address of the interface with that index, with a scope `RT_SCOPE_*` and flags
-    /// `IFA_F_*`.
-    pub fn new(address: IpAddr, index: u32, scope: u8, flags: u32) -> Address {
-        Address {
-            prefix: Family::of(&address).bits(),
-            address,
-            index,
-            interface: String::new(),
-            scope,
-            flags,
-            own: false,
-        }
     }
 }
 

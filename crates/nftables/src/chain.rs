@@ -8,7 +8,6 @@ use super::userdata::{self, Comment, UserData};
 
 // enum nft_chain_attributes
 pub(super) const TABLE: u16 = 1;
-const HANDLE: u16 = 2;
 pub(super) const NAME: u16 = 3;
 const HOOK: u16 = 4;
 const POLICY: u16 = 5;
@@ -192,8 +191,6 @@ pub struct ListedChain {
     pub table: String,
     /// The chain itself.
     pub chain: Chain,
-    /// A number that no other chain of the table ever had.
-    pub handle: u64,
     /// How many rules it has and how many jump to it, in one number.
     pub uses: u32,
     /// Whether the kernel calls it by itself, even at a hook that is not known here.
@@ -206,7 +203,6 @@ impl ListedChain {
         let mut listed = ListedChain {
             table: String::new(),
             chain: Chain::new(""),
-            handle: 0,
             uses: 0,
             base: false,
         };
@@ -216,7 +212,6 @@ impl ListedChain {
             match attribute.kind {
                 TABLE => attribute.text()?.clone_into(&mut listed.table),
                 NAME => attribute.text()?.clone_into(&mut listed.chain.name),
-                HANDLE => listed.handle = attribute.be64()?,
                 USE => listed.uses = attribute.be32()?,
                 HOOK => {
                     listed.base = true;

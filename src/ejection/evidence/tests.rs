@@ -37,6 +37,17 @@ fn web() -> ServiceName {
     port_name("web:http").service.clone()
 }
 
+/// The state of an entry for which packets came back (`IPS_SEEN_REPLY`).
+const ANSWERED: State = State {
+    status: 1 << 1,
+    of_protocol: None,
+};
+/// The state of one that ended with a reset as its only answer (`TCP_CONNTRACK_CLOSE`).
+const REFUSED: State = State {
+    status: 0,
+    of_protocol: Some(8),
+};
+
 /// Returns a connection from `source` that is translated to the endpoint.
 fn flow_of(source: SocketAddr) -> Flow {
     let original = Tuple {
@@ -47,7 +58,15 @@ fn flow_of(source: SocketAddr) -> Flow {
         source: ENDPOINT.parse().unwrap(),
         destination: source,
     };
-    Flow::of(TCP, original, reply, State::default())
+    Flow {
+        protocol: TCP,
+        original,
+        reply,
+        state: State::default(),
+        tuple: Vec::new(),
+        id: None,
+        zone: None,
+    }
 }
 
 impl Play {
@@ -80,7 +99,7 @@ impl Play {
                 self.flows.push((*outcome, *at));
                 let flow = flow_of(source);
                 let mut ended = flow.clone();
-                ended.state = State::refused();
+                ended.state = REFUSED;
                 self.evidence.began(web(), flow, self.at(*at));
                 if *outcome == Refused {
                     self.evidence.refused(&ended);
@@ -121,7 +140,7 @@ fn snapshot(outcome: Outcome, after: u64) -> Option<Snapshot> {
     };
     let state = match outcome {
         Refused | Deleted => return None,
-        Answered => State::answered(),
+        Answered => ANSWERED,
         Silent | SilentTwice | KeptFrom => State::default(),
     };
     // nf_conntrack_tcp_timeout_syn_sent is 120 s.

@@ -84,17 +84,9 @@ pub enum Scope {
 }
 
 impl Kernel {
-    /// Tries everything, and these schedulers of IPVS. Takes some tenths of a second, in a separate
-    /// thread; the caller's thread waits.
-    pub fn examine(schedulers: &[String]) -> Kernel {
-        Kernel::examine_as(&Examination {
-            schedulers,
-            ..Examination::default()
-        })
-    }
-
-    /// Does the same as [`Kernel::examine`], with these parameters and earlier findings.
-    pub fn examine_as(examination: &Examination<'_>) -> Kernel {
+    /// Tries everything. Takes some tenths of a second, in a separate thread; the caller's thread
+    /// waits.
+    pub fn examine(examination: &Examination<'_>) -> Kernel {
         let mut kernel = Kernel::default();
         kernel.record(Ability::NetAdmin, tries::net_admin());
         let place = in_scratch(|| ());

@@ -50,7 +50,10 @@ impl<S: Subject> Sides<S> {
         let clock = super::super::stopped_clock();
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = runtime.enable_all().build().expect("a runtime");
-        let mut examined = probe::Kernel::examine(&SCHEDULERS.map(str::to_owned));
+        let mut examined = probe::Kernel::examine(&probe::Examination {
+            schedulers: &SCHEDULERS.map(str::to_owned),
+            ..probe::Examination::default()
+        });
         if let Some(engine) = engine {
             examined = runtime.block_on(examined.with_programs(engine));
         }

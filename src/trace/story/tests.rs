@@ -44,18 +44,21 @@ fn step(packet: Option<Headers>, rule: &str, end: Option<End>) -> Step {
 }
 
 fn event(change: Change, from: &str, to: &str, served: &str) -> Event {
-    let flow = Flow::of(
-        6,
-        Tuple {
+    let flow = Flow {
+        protocol: 6,
+        original: Tuple {
             source: at(from),
             destination: at(to),
         },
-        Tuple {
+        reply: Tuple {
             source: at(served),
             destination: at(from),
         },
-        State::default(),
-    );
+        state: State::default(),
+        tuple: Vec::new(),
+        id: None,
+        zone: None,
+    };
     Event { change, flow }
 }
 
@@ -162,7 +165,8 @@ const LISTENER: &str = "192.0.2.10:40000";
 
 fn answered(change: Change, served: &str) -> Event {
     let mut event = event(change, CLIENT, TO, served);
-    event.flow.state = State::answered();
+    // `IPS_SEEN_REPLY`
+    event.flow.state.status = 1 << 1;
     event
 }
 

@@ -159,29 +159,16 @@ pub struct Flow {
     pub reply: Tuple,
     /// How far the connection has come.
     pub state: State,
-    /// The attributes by which the kernel identifies the entry, as they came:
-    /// the original tuple, a number by which a later one with the same tuple
-    /// mostly differs (it hashes the place in memory too: `nf_ct_get_id`), the
-    /// zone.
-    tuple: Vec<u8>,
-    id: Option<Vec<u8>>,
-    zone: Option<Vec<u8>>,
+    /// The original tuple as the kernel wrote it. It identifies the entry, with the next two.
+    pub tuple: Vec<u8>,
+    /// A number by which a later entry with the same tuple mostly differs (it hashes the place in
+    /// memory too: `nf_ct_get_id`), as the kernel wrote it.
+    pub id: Option<Vec<u8>>,
+    /// The zone, as the kernel wrote it.
+    pub zone: Option<Vec<u8>>,
 }
 
 impl Flow {
-    /// Returns a flow that the kernel did not report.
-    pub fn of(protocol: u8, original: Tuple, reply: Tuple, state: State) -> Flow {
-        Flow {
-            protocol,
-            original,
-            reply,
-            state,
-            tuple: Vec::new(),
-            id: None,
-            zone: None,
-        }
-    }
-
     /// Returns whether `other` is the same entry, as it was at another time.
     pub fn is_same(&self, other: &Flow) -> bool {
         (&self.tuple, &self.id, &self.zone) == (&other.tuple, &other.id, &other.zone)

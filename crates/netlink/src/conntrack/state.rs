@@ -42,9 +42,9 @@ const SCTP: [&str; 9] = [
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct State {
     /// Bits of `enum ip_conntrack_status`.
-    pub(super) status: u32,
+    pub status: u32,
     /// The protocol's own state, of the protocols that have one.
-    pub(super) of_protocol: Option<u8>,
+    pub of_protocol: Option<u8>,
 }
 
 impl State {
@@ -62,22 +62,6 @@ impl State {
             None if self.status & ASSURED != 0 => "ASSURED",
             None if self.is_answered() => "REPLIED",
             None => "UNREPLIED",
-        }
-    }
-
-    /// State of an entry that ended with a reset as its only answer.
-    pub fn refused() -> State {
-        State {
-            status: 0,
-            of_protocol: Some(TCP_CLOSE),
-        }
-    }
-
-    /// State of an entry for which packets came back.
-    pub fn answered() -> State {
-        State {
-            status: SEEN_REPLY,
-            of_protocol: None,
         }
     }
 

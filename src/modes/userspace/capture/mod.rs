@@ -152,7 +152,8 @@ impl Capture {
             methods: PerFamily::each(|_| method),
             reasons: Vec::new(),
         };
-        let kernel = crate::kernel::probe::Kernel::examine(&[]);
+        use crate::kernel::probe::{Examination, Kernel};
+        let kernel = Kernel::examine(&Examination::default());
         Capture::new(choice, &kernel).expect("the kernel's way of capture")
     }
 

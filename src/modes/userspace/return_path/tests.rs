@@ -7,7 +7,8 @@ use testing::{block_on, in_namespace, sh};
 
 use super::*;
 use crate::{
-    config::DetectLocal, kernel::probe::Kernel,
+    config::DetectLocal,
+    kernel::probe::{Examination, Kernel},
     modes::userspace::proxy::cluster_local::ClusterLocal,
 };
 
@@ -32,7 +33,7 @@ fn transparent() -> Arc<Transparent> {
 }
 
 fn showing_clients(transparent: &Arc<Transparent>) -> ReturnPath {
-    let kernel = Kernel::examine(&[]);
+    let kernel = Kernel::examine(&Examination::default());
     ReturnPath::new(Purpose::ShowClients, Arc::clone(transparent), &kernel)
 }
 

@@ -34,7 +34,15 @@ fn flow(protocol: u8, client: &str, called: &str, served: &str) -> Flow {
         source: at(served),
         destination: at(client),
     };
-    Flow::of(protocol, original, reply, State::default())
+    Flow {
+        protocol,
+        original,
+        reply,
+        state: State::default(),
+        tuple: Vec::new(),
+        id: None,
+        zone: None,
+    }
 }
 
 /// Enters a flow into the table, in `zone` if it is not 0.

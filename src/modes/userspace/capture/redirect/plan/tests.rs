@@ -47,7 +47,16 @@ fn rules(address: Option<&str>, features: Features, destination: Option<&str>) -
 }
 
 fn own(address: &str, index: u32, scope: u8, flags: u32) -> Address {
-    Address::new(address.parse().unwrap(), index, scope, flags)
+    let address = address.parse().unwrap();
+    Address {
+        address,
+        prefix: Family::of(&address).bits(),
+        index,
+        interface: String::new(),
+        scope,
+        flags,
+        own: false,
+    }
 }
 
 #[test]
