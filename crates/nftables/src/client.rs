@@ -14,7 +14,7 @@ use super::{
     failure::{Failure, Refused},
     kind,
     rule::{self, ListedRule},
-    set::{self, ListedSet},
+    set::{self, ListedSet, Listing, Set},
     table::{Table, word},
     transaction::{Grouping, Transaction},
 };
@@ -268,9 +268,13 @@ impl Rules {
     ///
     /// # Errors
     /// As [`Rules::chains`]; also when there is no such set.
-    pub fn elements(&mut self, table: &Table, set: &set::Set) -> Result<Vec<Element>, Error> {
+    pub fn elements(&mut self, table: &Table, set: &Set) -> Result<Vec<Element>, Error> {
+        self.elements_of(table, &set.listing())
+    }
+
+    fn elements_of(&mut self, table: &Table, set: &Listing<'_>) -> Result<Vec<Element>, Error> {
         if set.dynamic {
-            let mut elements = Found::elements(self.listed(table, set)?, set);
+            let mut elements = Found::elements(self.listed(table, set)?, set.ranges_of_one);
             let mut seen = HashSet::new();
             elements.retain(|element| seen.insert(element.key.clone()));
             return Ok(elements);
@@ -278,20 +282,20 @@ impl Rules {
         for attempt in 0..ATTEMPTS {
             let found = self.listed(table, set)?;
             if !Found::repeats(&found) {
-                return Ok(Found::elements(found, set));
+                return Ok(Found::elements(found, set.ranges_of_one));
             }
             // The kernel's table grows; that takes some milliseconds.
             thread::sleep(PAUSE * attempt);
         }
         let reason = Reason::Unstable(ATTEMPTS);
-        Err(Error::new("list", elements_of(table, set), reason))
+        Err(Error::new("list", name_elements(table, set), reason))
     }
 
     /// Returns the messages with the elements of a set or a map.
-    fn listed(&mut self, table: &Table, set: &set::Set) -> Result<Vec<Found>, Error> {
-        let request = list(GET_ELEMENTS, table.family, elements_of(table, set))
+    fn listed(&mut self, table: &Table, set: &Listing<'_>) -> Result<Vec<Found>, Error> {
+        let request = list(GET_ELEMENTS, table.family, name_elements(table, set))
             .text(element::TABLE, &table.name)
-            .text(element::SET, &set.name);
+            .text(element::SET, set.name);
         self.socket.dump(&request, |m| Found::read(m).map(Some))
     }
 
@@ -319,7 +323,7 @@ impl Rules {
             let listed = rules.rules(&table)?;
             let mut sets = Vec::new();
             for set in rules.sets(&table)? {
-                let elements = rules.elements(&table, &set.set)?;
+                let elements = rules.elements_of(&table, &set.listing())?;
                 sets.push((set, elements));
             }
             Ok(Some((table, chains, listed, sets)))
@@ -398,8 +402,8 @@ impl Rules {
     }
 }
 
-fn elements_of(table: &Table, set: &set::Set) -> String {
-    let (word, name) = (set.word(), &set.name);
+fn name_elements(table: &Table, set: &Listing<'_>) -> String {
+    let Listing { word, name, .. } = set;
     format!("elements of {word} {name} of table {table} of nf_tables")
 }
 

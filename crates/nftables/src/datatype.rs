@@ -39,8 +39,6 @@ pub enum DataType {
     FibType,
     /// An interface's name.
     IfName,
-    /// One that is not known here.
-    Other(u8),
 }
 
 /// Order of a type's octets, as it stands in user data (`enum byteorder` of nft).
@@ -61,20 +59,6 @@ impl DataType {
         }
     }
 
-    const ALL: [DataType; 11] = [
-        DataType::Integer,
-        DataType::Ipv4,
-        DataType::Ipv6,
-        DataType::Protocol,
-        DataType::Port,
-        DataType::Mark,
-        DataType::CtState,
-        DataType::CtDirection,
-        DataType::CtStatus,
-        DataType::FibType,
-        DataType::IfName,
-    ];
-
     /// Returns the number that `nft` gives it.
     pub fn number(self) -> u32 {
         match self {
@@ -89,7 +73,6 @@ impl DataType {
             DataType::CtStatus => 28,
             DataType::FibType => 38,
             DataType::IfName => 41,
-            DataType::Other(number) => number.into(),
         }
     }
 
@@ -107,18 +90,16 @@ impl DataType {
             DataType::CtStatus => "ct_status",
             DataType::FibType => "fib_addrtype",
             DataType::IfName => "ifname",
-            DataType::Other(_) => "invalid",
         }
     }
 
-    /// Returns how many octets a value has; 0 for an unknown type.
+    /// Returns how many octets a value has.
     pub fn octets(self) -> usize {
         match self {
             DataType::Protocol | DataType::CtDirection => 1,
             DataType::Port => 2,
             DataType::Ipv6 => 16,
             DataType::IfName => NAME,
-            DataType::Other(_) => 0,
             _ => 4,
         }
     }
@@ -132,28 +113,19 @@ impl DataType {
     pub(super) fn order(self) -> ByteOrder {
         match self {
             DataType::Ipv4 | DataType::Ipv6 | DataType::Port => ByteOrder::Big,
-            DataType::Other(_) => ByteOrder::Invalid,
             _ => ByteOrder::Host,
         }
-    }
-
-    /// Returns the types whose concatenation has this number.
-    pub(super) fn concatenated(mut number: u32) -> Vec<DataType> {
-        let mut types = Vec::new();
-        while number != 0 {
-            let one = number & ((1 << BITS) - 1);
-            let known = DataType::ALL.into_iter().find(|t| t.number() == one);
-            types.push(known.unwrap_or(DataType::Other(one as u8)));
-            number >>= BITS;
-        }
-        types.reverse();
-        types
     }
 
     /// The number of a concatenation; `nft` has room for five types in it.
     pub(super) fn concatenation(types: &[DataType]) -> u32 {
         let fold = |number: u32, t: &DataType| (number << BITS) | t.number();
         types.iter().fold(0, fold)
+    }
+
+    /// Returns whether that number is one of several types.
+    pub(super) fn is_concatenation(number: u32) -> bool {
+        number >> BITS != 0
     }
 
     /// Writes a value of this type as `nft` reads it; a number where it has no
@@ -313,11 +285,9 @@ mod tests {
     fn numbers_of_concatenations_are_those_of_nft() {
         let types = [DataType::Ipv4, DataType::Protocol, DataType::Port];
         assert_eq!(DataType::concatenation(&types), 0x730d);
-        assert_eq!(DataType::concatenated(0x730d), types);
-        for number in [0, 1, 63, 0x730d, u32::MAX] {
-            let types = DataType::concatenated(number);
-            assert_eq!(DataType::concatenation(&types), number);
-        }
+        assert!(DataType::is_concatenation(0x730d));
+        let one = DataType::concatenation(&[DataType::IfName]);
+        assert!(one == 41 && !DataType::is_concatenation(one));
     }
 
     #[test]

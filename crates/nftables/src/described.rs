@@ -5,8 +5,8 @@
 use net::Family;
 
 use super::{
-    field::{Ct, Direction, Fib, Field, Meta, Numgen},
-    userdata::{self, UserData, attributes},
+    field::{Fib, Field},
+    userdata::UserData,
 };
 
 // NFTNL_UDATA_SET_TYPEOF_*
@@ -82,59 +82,6 @@ fn payload(field: &Field) -> Option<(u32, u32)> {
         Field::DestinationAddress(Family::V6) => (13, 9),
         Field::SourcePort => (11, 1),
         Field::DestinationPort => (11, 2),
-        _ => return None,
-    })
-}
-
-/// Returns the fields that user data describe, as far as they are known here.
-pub(super) fn read(octets: &[u8]) -> Option<Vec<Field>> {
-    let (kind, data) = (
-        userdata::number(octets, KIND)?,
-        userdata::find(octets, DATA)?,
-    );
-    if kind != CONCAT {
-        return Some(vec![read_field(kind, data)?]);
-    }
-    let parts: Option<Vec<Field>> = attributes(data)
-        .map(|(_, part)| {
-            let kind = userdata::number(part, KIND)?;
-            read_field(kind, userdata::find(part, DATA)?)
-        })
-        .collect();
-    parts.filter(|parts| !parts.is_empty())
-}
-
-fn read_field(kind: u32, data: &[u8]) -> Option<Field> {
-    let number = |kind| userdata::number(data, kind);
-    Some(match kind {
-        PAYLOAD => {
-            let place = (number(0)?, number(1)?);
-            let all = [
-                Field::SourceAddress(Family::V4),
-                Field::DestinationAddress(Family::V4),
-                Field::SourceAddress(Family::V6),
-                Field::DestinationAddress(Family::V6),
-                Field::SourcePort,
-                Field::DestinationPort,
-            ];
-            all.into_iter()
-                .find(|field| payload(field) == Some(place))?
-        }
-        META => Field::Meta(Meta::of_number(number(0)?)?),
-        CT => {
-            let direction = match number(1)? {
-                0 => Some(Direction::Original),
-                1 => Some(Direction::Reply),
-                _ => None,
-            };
-            Field::Ct(Ct::of_number(number(0)?)?, direction)
-        }
-        FIB if number(0)? == Fib::TYPE => Field::Fib(Fib::of_flags(number(1)?)?),
-        NUMGEN => Field::Numgen(Numgen {
-            random: number(0)? != 0,
-            modulus: number(1)?,
-            offset: number(2)?,
-        }),
         _ => return None,
     })
 }

@@ -287,10 +287,10 @@ impl Found {
     }
 
     /// Puts together the elements of `set` in all messages of its dump, in no order.
-    pub fn elements(messages: Vec<Found>, set: &Set) -> Vec<Element> {
+    pub(super) fn elements(messages: Vec<Found>, ranges_of_one: bool) -> Vec<Element> {
         let raw = messages.into_iter().flat_map(|found| found.0);
         let raw = raw.filter(|raw| !raw.is_catchall);
-        if !set.ranges_of_one() {
+        if !ranges_of_one {
             return raw.map(|raw| raw.element).collect();
         }
         let mut raw: Vec<Raw> = raw.collect();

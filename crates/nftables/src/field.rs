@@ -49,18 +49,12 @@ pub enum Meta {
 }
 
 impl Meta {
-    const ALL: [Meta; 3] = [Meta::L4Proto, Meta::Mark, Meta::InputName];
-
     fn word(self) -> &'static str {
         match self {
             Meta::L4Proto => "meta l4proto",
             Meta::Mark => "meta mark",
             Meta::InputName => "iifname",
         }
-    }
-
-    pub(super) fn of_number(number: u32) -> Option<Meta> {
-        Meta::ALL.into_iter().find(|m| *m as u32 == number)
     }
 }
 
@@ -85,18 +79,6 @@ pub enum Ct {
 }
 
 impl Ct {
-    const ALL: [Ct; 9] = [
-        Ct::State,
-        Ct::Direction,
-        Ct::Status,
-        Ct::SourceAddress(Family::V4),
-        Ct::DestinationAddress(Family::V4),
-        Ct::SourceAddress(Family::V6),
-        Ct::DestinationAddress(Family::V6),
-        Ct::SourcePort,
-        Ct::DestinationPort,
-    ];
-
     pub(super) fn number(self) -> u32 {
         match self {
             Ct::State => 0,
@@ -109,10 +91,6 @@ impl Ct {
             Ct::SourceAddress(Family::V6) => 21,
             Ct::DestinationAddress(Family::V6) => 22,
         }
-    }
-
-    pub(super) fn of_number(number: u32) -> Option<Ct> {
-        Ct::ALL.into_iter().find(|ct| ct.number() == number)
     }
 }
 
@@ -137,11 +115,6 @@ pub enum Fib {
 impl Fib {
     /// `NFT_FIB_RESULT_ADDRTYPE` of `linux/netfilter/nf_tables.h`.
     pub(super) const TYPE: u32 = 3;
-
-    pub(super) fn of_flags(flags: u32) -> Option<Fib> {
-        let all = [Fib::Source, Fib::Destination];
-        all.into_iter().find(|fib| *fib as u32 == flags)
-    }
 }
 
 /// A number made for each packet, from `offset` to `offset + modulus - 1`.

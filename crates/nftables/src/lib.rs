@@ -67,19 +67,20 @@ pub fn read_anything(message: netlink::Message<'_>) {
     let _ = (Trace::read(message), RuleSummary::read(message));
     watcher::note(message, &mut Changes::default());
     let _ = monitor::read(message);
-    let mut sets = vec![Set::new(
-        "fuzz",
-        Type::Named(vec![DataType::Ipv4, DataType::Port]),
-    )];
-    sets.extend(ListedSet::read(message).map(|listed| listed.set));
-    for set in sets {
+    let _ = ListedSet::read(message);
+    let types = [
+        vec![DataType::Ipv4, DataType::Port],
+        vec![DataType::Ipv4],
+        vec![DataType::IfName],
+    ];
+    for set in types.map(|types| Set::new("fuzz", Type::Named(types))) {
         for interval in [false, true] {
             let set = Set {
                 interval,
                 ..set.clone()
             };
             let found = element::Found::read(message).into_iter().collect();
-            let elements = element::Found::elements(found, &set);
+            let elements = element::Found::elements(found, set.ranges_of_one());
             let mut transaction = Transaction::new(Table::new(net::Family::V4, "fuzz"));
             let set = std::sync::Arc::new(set);
             transaction.add_set(&set).add_elements(&set, elements);

@@ -9,7 +9,7 @@ use super::{
     described,
     expression::Expression,
     field::{Concat, Field},
-    userdata::{self, Comment, UserData},
+    userdata::{Comment, UserData},
 };
 
 // enum nft_set_attributes
@@ -87,13 +87,6 @@ impl Type {
             Type::Of(fields) => described::write(fields),
         }
     }
-
-    fn read(number: u32, described: Option<&[u8]>) -> Type {
-        let types = DataType::concatenated(number);
-        let of = described.and_then(described::read).map(Type::Of);
-        let fits = |of: &Type| of.types() == types;
-        of.filter(fits).unwrap_or(Type::Named(types))
-    }
 }
 
 /// Data of a map.
@@ -103,6 +96,26 @@ pub enum Data {
     Verdict,
     /// Values. They have to be declared as the key is: by types or by fields.
     Values(Type),
+}
+
+impl Data {
+    fn number(&self) -> u32 {
+        match self {
+            Data::Verdict => VERDICT,
+            Data::Values(data) => DataType::concatenation(&data.types()),
+        }
+    }
+}
+
+/// What the kernel lists the elements of a set by.
+pub(super) struct Listing<'a> {
+    /// `set` or `map`.
+    pub(super) word: &'static str,
+    pub(super) name: &'a str,
+    /// Whether packets add elements meanwhile.
+    pub(super) dynamic: bool,
+    /// Whether it holds ranges of single values: the kernel has their ends as elements of their own.
+    pub(super) ranges_of_one: bool,
 }
 
 /// A set or a map.
@@ -163,10 +176,17 @@ impl Set {
         self.interval && self.key.types().len() > 1
     }
 
-    /// Returns true if it holds ranges of single values: the kernel has their ends as
-    /// elements of their own.
     pub(super) fn ranges_of_one(&self) -> bool {
         self.interval && self.key.types().len() == 1
+    }
+
+    pub(super) fn listing(&self) -> Listing<'_> {
+        Listing {
+            word: self.word(),
+            name: &self.name,
+            dynamic: self.dynamic,
+            ranges_of_one: self.ranges_of_one(),
+        }
     }
 
     pub(super) fn data_types(&self) -> Vec<DataType> {
@@ -197,13 +217,12 @@ impl Set {
             .be32(FLAGS, self.flags())
             .be32(KEY_TYPE, DataType::concatenation(&types))
             .be32(KEY_LEN, self.key.len() as u32);
-        match &self.data {
-            Some(Data::Verdict) => r = r.be32(DATA_TYPE, VERDICT).be32(DATA_LEN, 0),
-            Some(Data::Values(data)) => {
-                let number = DataType::concatenation(&data.types());
-                r = r.be32(DATA_TYPE, number).be32(DATA_LEN, data.len() as u32);
-            }
-            None => {}
+        if let Some(data) = &self.data {
+            let len = match data {
+                Data::Verdict => 0,
+                Data::Values(data) => data.len(),
+            };
+            r = r.be32(DATA_TYPE, data.number()).be32(DATA_LEN, len as u32);
         }
         r = r.be32(ID, id);
         if self.size.is_some() || self.ranges_of_concat() {
@@ -260,9 +279,8 @@ impl Set {
         user.comment(COMMENT, self.comment.as_ref())
     }
 
-    /// Returns `set` or `map`.
     pub(super) fn word(&self) -> &'static str {
-        if self.data.is_some() { "map" } else { "set" }
+        word(self.data.is_some())
     }
 
     /// Writes the text between the braces after `add set` or `add map`.
@@ -311,6 +329,10 @@ impl Set {
     }
 }
 
+fn word(is_map: bool) -> &'static str {
+    if is_map { "map" } else { "set" }
+}
+
 fn names(types: &[DataType], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     for (at, one) in types.iter().enumerate() {
         let point = if at == 0 { "" } else { " . " };
@@ -319,83 +341,88 @@ fn names(types: &[DataType], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     Ok(())
 }
 
-/// A set as it is in the kernel.
+/// A set as it is in the kernel: what the kernel says of it, to be compared with what is sent for a
+/// set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListedSet {
     /// Name of its table.
     pub table: String,
-    /// It belongs to a rule and has no name of its own.
-    pub anonymous: bool,
-    /// The set itself.
-    pub set: Set,
+    /// Its name, unique in its table.
+    pub name: Arc<str>,
+    flags: u32,
+    key: u32,
+    data: Option<u32>,
+    /// Maximum number of elements; `None`: there is no limit.
+    pub size: Option<u32>,
+    counter: bool,
+    user: Box<[u8]>,
 }
 
 impl ListedSet {
+    /// Returns true if it belongs to a rule and has no name of its own.
+    pub fn is_anonymous(&self) -> bool {
+        self.flags & F_ANONYMOUS != 0
+    }
+
     /// Returns true if the kernel would have `set` in this form.
     pub fn is(&self, set: &Set) -> bool {
-        let desired = Set {
-            // The kernel chose one when a rule was added that writes the set.
-            size: set.size.or(self
-                .set
-                .size
-                .filter(|size| set.dynamic && *size == Set::MOST_DYNAMIC)),
-            ..set.clone()
-        };
-        !self.anonymous && self.set == desired
+        // The kernel chose one when a rule was added that writes the set.
+        let chosen = |size: &u32| set.dynamic && *size == Set::MOST_DYNAMIC;
+        self.name == set.name
+            && self.flags & (F_ANONYMOUS | F_INTERVAL | F_MAP | F_TIMEOUT | F_EVAL)
+                == set.flags() & !F_CONCAT
+            && self.key == DataType::concatenation(&set.key.types())
+            && self.data == set.data.as_ref().map(Data::number)
+            && self.size == set.size.or(self.size.filter(chosen))
+            && self.counter == set.counter
+            && *self.user == *set.user_data().octets().unwrap_or_default()
+    }
+
+    pub(super) fn listing(&self) -> Listing<'_> {
+        Listing {
+            word: word(self.flags & F_MAP != 0),
+            name: &self.name,
+            dynamic: self.flags & F_EVAL != 0,
+            ranges_of_one: self.flags & F_INTERVAL != 0 && !DataType::is_concatenation(self.key),
+        }
     }
 
     /// Returns the set that a message of a dump has.
     pub fn read(message: Message<'_>) -> Result<ListedSet, Malformed> {
-        let (mut table, mut name) = (String::new(), "");
-        let (mut flags, mut key, mut data, mut user) = (0, 0, 0, &[][..]);
-        let (mut size, mut counter) = (None, false);
+        let mut set = ListedSet {
+            table: String::new(),
+            name: Arc::default(),
+            flags: 0,
+            key: 0,
+            data: None,
+            size: None,
+            counter: false,
+            user: Box::default(),
+        };
         for attribute in message.attributes(super::HEADER) {
             let attribute = attribute?;
             match attribute.kind {
-                TABLE => attribute.text()?.clone_into(&mut table),
-                NAME => name = attribute.text()?,
-                FLAGS => flags = attribute.be32()?,
-                KEY_TYPE => key = attribute.be32()?,
-                DATA_TYPE => data = attribute.be32()?,
-                USERDATA => user = attribute.payload,
+                TABLE => attribute.text()?.clone_into(&mut set.table),
+                NAME => set.name = attribute.text()?.into(),
+                FLAGS => set.flags = attribute.be32()?,
+                KEY_TYPE => set.key = attribute.be32()?,
+                DATA_TYPE => set.data = Some(attribute.be32()?),
+                USERDATA => set.user = attribute.payload.into(),
                 EXPRESSION => {
                     let found = Expression::read(attribute)?;
-                    counter = matches!(found, Expression::Counter { .. });
+                    set.counter = matches!(found, Expression::Counter { .. });
                 }
                 DESCRIPTION => {
                     for inner in attribute.nested() {
                         let inner = inner?;
                         if inner.kind == SIZE {
-                            size = Some(inner.be32()?);
+                            set.size = Some(inner.be32()?);
                         }
                     }
                 }
                 _ => {}
             }
         }
-        let data = if flags & F_MAP == 0 {
-            None
-        } else if data == VERDICT {
-            Some(Data::Verdict)
-        } else {
-            let described = userdata::find(user, DATA_TYPEOF);
-            Some(Data::Values(Type::read(data, described)))
-        };
-        let set = Set {
-            name: name.into(),
-            key: Type::read(key, userdata::find(user, KEY_TYPEOF)),
-            data,
-            interval: flags & F_INTERVAL != 0,
-            dynamic: flags & F_EVAL != 0,
-            timeouts: flags & F_TIMEOUT != 0,
-            size,
-            counter,
-            comment: userdata::comment(user, COMMENT),
-        };
-        Ok(ListedSet {
-            table,
-            anonymous: flags & F_ANONYMOUS != 0,
-            set,
-        })
+        Ok(set)
     }
 }

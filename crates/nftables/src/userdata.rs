@@ -73,7 +73,7 @@ impl UserData {
 
 /// Returns the attributes in user data that any process may have written: reading ends
 /// with the first that is cut.
-pub(super) fn attributes(octets: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
+fn attributes(octets: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     let mut rest = octets;
     std::iter::from_fn(move || {
         let (kind, length) = (*rest.first()?, usize::from(*rest.get(1)?));
@@ -84,15 +84,8 @@ pub(super) fn attributes(octets: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
 }
 
 /// Content of the attribute of that kind; `None`: there is none.
-pub(super) fn find(octets: &[u8], kind: u8) -> Option<&[u8]> {
+fn find(octets: &[u8], kind: u8) -> Option<&[u8]> {
     attributes(octets).find(|(k, _)| *k == kind).map(|(_, o)| o)
-}
-
-/// Returns the number in the attribute of that kind; `None`: there is none, or it has another
-/// length.
-pub(super) fn number(octets: &[u8], kind: u8) -> Option<u32> {
-    let octets = find(octets, kind)?;
-    octets.try_into().ok().map(u32::from_ne_bytes)
 }
 
 /// Reads the comment of that kind; `None` also for octets that are not a comment.
@@ -123,12 +116,12 @@ mod tests {
             text in "[a-z/:]{1,40}",
         ) {
             for (kind, _) in attributes(&octets) {
-                let _ = (number(&octets, kind), comment(&octets, kind));
+                let _ = comment(&octets, kind);
             }
             let written = Comment::new(&text);
             let data = UserData::default().number(3, 7).comment(0, Some(&written));
             prop_assert_eq!(comment(data.octets().unwrap(), 0), Some(written));
-            prop_assert_eq!(number(data.octets().unwrap(), 3), Some(7));
+            prop_assert_eq!(find(data.octets().unwrap(), 3), Some(&7u32.to_ne_bytes()[..]));
         }
     }
 }

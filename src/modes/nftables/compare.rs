@@ -94,7 +94,7 @@ fn compare_sets(
 ) {
     let mut listed: HashMap<Arc<str>, _> = HashMap::new();
     for (set, elements) in contents.sets {
-        listed.insert(set.set.name.clone(), (set, elements));
+        listed.insert(set.name.clone(), (set, elements));
     }
     for (id, set) in sets.of(&applied.options) {
         let object = format!("set {}", set.name);
@@ -122,7 +122,7 @@ fn compare_sets(
         differences.push(Difference::new(Some(&map.port), object, found));
     }
     for (name, (set, _)) in listed {
-        if !set.anonymous {
+        if !set.is_anonymous() {
             differences.push(Difference::new(
                 None,
                 format!("set {name}"),

@@ -44,7 +44,7 @@ pub fn observe(rules: &mut Rules, family: Family, routes: &Routes) -> Result<Obs
     let listed = rules.sets(&table)?;
     let listed: HashMap<&str, &ListedSet> = listed
         .iter()
-        .map(|listed| (&*listed.set.name, listed))
+        .map(|listed| (&*listed.name, listed))
         .collect();
     for map in routes.maps() {
         let set = map.set();

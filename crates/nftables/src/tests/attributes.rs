@@ -31,7 +31,7 @@ fn again(set: Set, elements: &[Element]) -> Vec<Element> {
     let messages = Messages::new(&wire).map(Result::unwrap);
     let of_set = messages.filter(|message| message.kind > 0xff);
     let found = of_set.map(|message| element::Found::read(message).unwrap());
-    let mut elements = element::Found::elements(found.collect(), &set);
+    let mut elements = element::Found::elements(found.collect(), set.ranges_of_one());
     elements.sort_by(|a, b| a.key.cmp(&b.key));
     elements
 }

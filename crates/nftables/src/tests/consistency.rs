@@ -96,7 +96,7 @@ fn a_table_that_another_process_keeps_changing_is_read_as_of_one_moment() {
             for (set, elements) in &found.sets {
                 let key = number.to_ne_bytes();
                 let same = elements.iter().all(|e| e.key.starts_with(&key));
-                assert!(same && elements.len() == 300, "{number}: {}", set.set.name);
+                assert!(same && elements.len() == 300, "{number}: {}", set.name);
             }
             seen.push(number);
         }

@@ -48,7 +48,7 @@ fn check(rules: &mut Rules, family: Family) {
     assert_eq!(listed.next(), None);
     let mut elements = sets.elements(family);
     for set in sets.all() {
-        let there = found.sets.iter().find(|(s, _)| s.set.name == set.name);
+        let there = found.sets.iter().find(|(s, _)| s.name == set.name);
         let (listed, listed_elements) = there.unwrap();
         assert!(listed.is(set), "{set:?}\n{listed:?}");
         let desired = elements.iter_mut().find(|(s, _)| s.name == set.name);

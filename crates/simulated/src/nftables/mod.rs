@@ -11,7 +11,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use net::Family;
 use netlink::{Message, Request};
-use nftables::{Base, Datum, Expression, Verdict};
+use nftables::{Base, Datum, Expression, ListedSet, Verdict};
 use nix::{errno::Errno, libc};
 use tokio::time::Instant;
 
@@ -96,7 +96,13 @@ struct Set {
     attributes: Stored,
     elements: BTreeMap<Key, Element>,
     /// The declaration, to compare with another one of the same name.
-    declared: nftables::Set,
+    declared: ListedSet,
+    /// Its elements may be ranges.
+    interval: bool,
+    /// Octets of its keys.
+    key: usize,
+    /// Octets of the parts of a key, if it holds ranges of concatenations.
+    parts: Vec<usize>,
     handle: u64,
 }
 

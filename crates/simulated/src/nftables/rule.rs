@@ -161,8 +161,7 @@ impl Evaluation<'_> {
         let Some(there) = table.sets.get(&**set) else {
             return Step::NextRule;
         };
-        let types = there.declared.key.types();
-        let of_key = types.iter().map(|of| of.octets().next_multiple_of(4)).sum();
+        let of_key = there.key.next_multiple_of(4);
         let address = usize::from(self.family.bits() / 8);
         run.way.updates.push(Update {
             set: Arc::clone(set),
@@ -336,20 +335,19 @@ impl Set {
     /// Looks up the data of the element that the registers name; `None`: there is no such element.
     fn find(&self, registers: &[u8]) -> Option<Option<Datum>> {
         let there = self.elements.iter().filter(|(_, one)| one.is_there());
-        if !self.declared.interval {
+        if !self.interval {
             let length = self.elements.keys().next()?.0.len();
             let key = (registers[..length].into(), None, false);
             let element = self.elements.get(&key).filter(|one| one.is_there())?;
             return Some(element.data.clone());
         }
-        if self.declared.key.types().len() > 1 {
+        if !self.parts.is_empty() {
             let within = |((key, end, _), _): &(&super::Key, &super::Element)| {
                 let end = end.as_ref().unwrap_or(key);
-                let types = self.declared.key.types();
                 let mut at = 0;
-                types.iter().all(|of| {
-                    let part = at..at + of.octets();
-                    at += of.octets().next_multiple_of(4);
+                self.parts.iter().all(|octets| {
+                    let part = at..at + octets;
+                    at += octets.next_multiple_of(4);
                     let value = &registers[part.clone()];
                     key[part.clone()] <= *value && *value <= end[part]
                 })

@@ -162,9 +162,9 @@ fn contents(rules: &mut Rules) -> Vec<String> {
         lines.push(format!("{:?} {} {rules:?}", listed.chain, listed.uses));
     }
     for (listed, elements) in contents.sets {
-        lines.push(format!("{:?}", listed.set));
+        lines.push(format!("{listed:?}"));
         let elements = elements.into_iter().map(Element::comparable);
-        lines.extend(elements.map(|element| format!("{} {element:?}", listed.set.name)));
+        lines.extend(elements.map(|element| format!("{} {element:?}", listed.name)));
     }
     lines.sort();
     lines

@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use netlink::{Attribute, Message, Messages, Request};
+use netlink::{Attribute, Malformed, Message, Messages, Request};
 use nftables::{Datum, Expression, ListedChain, ListedRule, ListedSet, Policy};
 use nix::{errno::Errno, libc};
 use tokio::time::Instant;
@@ -21,6 +21,14 @@ const CHAIN_POLICY: u16 = 5;
 const RULE_CHAIN: u16 = 2;
 /// `NFTA_SET_NAME` and `NFTA_SET_ELEM_LIST_SET`
 const SET_NAME: u16 = 2;
+/// `NFTA_SET_FLAGS`, and `NFT_SET_INTERVAL` among them.
+const SET_FLAGS: u16 = 3;
+const INTERVAL: u32 = 4;
+/// `NFTA_SET_KEY_LEN` of `linux/netfilter/nf_tables.h`.
+const SET_KEY_LENGTH: u16 = 5;
+/// `NFTA_SET_DESC` and `NFTA_SET_DESC_CONCAT`
+const SET_DESCRIPTION: u16 = 9;
+const PARTS: u16 = 2;
 /// `NFTA_SET_ID`, a number within the transaction.
 const SET_ID: u16 = 10;
 /// `NFTA_SET_ELEM_LIST_ELEMENTS` of `linux/netfilter/nf_tables.h`.
@@ -239,9 +247,8 @@ impl Table {
     }
 
     fn new_set(&mut self, message: &Message<'_>, handle: u64) -> Result<bool, Errno> {
-        let listed = ListedSet::read(*message).map_err(|_| Errno::EINVAL)?;
+        let declared = ListedSet::read(*message).map_err(|_| Errno::EINVAL)?;
         let name = text(message, SET_NAME)?;
-        let declared = listed.set;
         if let Some(there) = self.sets.get(name) {
             let same = there.declared == declared;
             // Its time-outs may be different ones now.
@@ -251,6 +258,9 @@ impl Table {
             attributes: Stored::of(message.attributes(HEADER), &[SET_ID]),
             elements: Default::default(),
             declared,
+            interval: number(message, SET_FLAGS).is_some_and(|flags| flags & INTERVAL != 0),
+            key: number(message, SET_KEY_LENGTH).unwrap_or(0) as usize,
+            parts: parts(message).map_err(|_| Errno::EINVAL)?,
             handle,
         };
         self.sets.insert(name.to_owned(), Arc::new(set));
@@ -368,6 +378,26 @@ fn attribute<'a>(message: &Message<'a>, kind: u16) -> Option<Attribute<'a>> {
 fn text<'a>(message: &Message<'a>, kind: u16) -> Result<&'a str, Errno> {
     let text = attribute(message, kind).and_then(|attribute| attribute.text().ok());
     text.ok_or(Errno::EINVAL)
+}
+
+/// Returns the octets of the parts of a key; nothing for a set without ranges of concatenations.
+fn parts(message: &Message<'_>) -> Result<Vec<usize>, Malformed> {
+    let mut parts = Vec::new();
+    for inner in attribute(message, SET_DESCRIPTION)
+        .iter()
+        .flat_map(Attribute::nested)
+    {
+        let inner = inner?;
+        if inner.kind != PARTS {
+            continue;
+        }
+        for part in inner.nested() {
+            for length in part?.nested() {
+                parts.push(length?.be32()? as usize);
+            }
+        }
+    }
+    Ok(parts)
 }
 
 fn number(message: &Message<'_>, kind: u16) -> Option<u32> {

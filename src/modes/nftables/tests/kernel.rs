@@ -114,17 +114,17 @@ fn summary(family: Family) -> Vec<String> {
             {
                 *chain = chain.replace(|c: char| c.is_ascii_digit(), "").into();
             }
-            if listed.set.name.ends_with("endpoints") {
+            if listed.name.ends_with("endpoints") {
                 // The data are listed without the slot, and the slots without data.
                 let data = element.data.take();
                 let frontend = element.key.len() - 4;
                 lines.push(format!(
                     "{} {:?} {data:?}",
-                    listed.set.name,
+                    listed.name,
                     &element.key[..frontend]
                 ));
             }
-            lines.push(format!("{} {element:?}", listed.set.name));
+            lines.push(format!("{} {element:?}", listed.name));
         }
     }
     lines.sort();
@@ -233,7 +233,7 @@ fn add_clients(port: &ServicePort, clients: Vec<Element>) {
 /// The elements of the set of that name.
 fn elements(name: &str) -> Vec<Element> {
     let mut sets = contents(FAMILY).sets.into_iter();
-    let found = sets.find(|(set, _)| &*set.set.name == name);
+    let found = sets.find(|(set, _)| &*set.name == name);
     found.unwrap().1
 }
 
@@ -338,7 +338,7 @@ fn a_table_with_maps_of_clients_differs_in_nothing() {
             let found = table.table.compare(&map(&now), Options::usual(FAMILY));
             assert_eq!(found.unwrap(), []);
             let maps = contents(FAMILY).sets.into_iter();
-            let sizes: Vec<_> = maps.filter_map(|(set, _)| set.set.size).collect();
+            let sizes: Vec<_> = maps.filter_map(|(set, _)| set.size).collect();
             assert_eq!(sizes, vec![Set::MOST_DYNAMIC; count]);
             // Some versions of nft abort on rules that they cannot list.
             let listed = Command::new("nft")
