@@ -1,11 +1,7 @@
 //! Distribution of scarce resources, such as file descriptors of listeners and local ports: among
 //! namespaces and Services in turn, such that something is left for others. Pure.
 
-use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, BinaryHeap, VecDeque},
-    sync::Arc,
-};
+use std::sync::Arc;
 
 use hashbrown::HashMap;
 
@@ -43,21 +39,6 @@ impl Held {
     }
 }
 
-/// A Service with open claims.
-struct Waiting<'a> {
-    held: usize,
-    given: usize,
-    /// Its open claims, each with its index.
-    claims: VecDeque<(usize, &'a Claim)>,
-}
-
-/// A namespace with Services that have open claims, ordered by units: the one with the fewest is
-/// first.
-struct Namespace<'a> {
-    held: usize,
-    services: BinaryHeap<Reverse<(usize, &'a ServiceName)>>,
-}
-
 /// Distributes units of `room` among the `claims`; `held` are the current units of namespaces and
 /// Services. Returns the units for each claim.
 pub fn share_out(mut room: Room, mut held: Held, claims: &[Claim]) -> Vec<usize> {
@@ -76,76 +57,56 @@ pub fn share_out(mut room: Room, mut held: Held, claims: &[Claim]) -> Vec<usize>
 }
 
 /// Distributes units in turn. With `leaves_room`, units that are for others stay free.
+///
+/// A unit of a Service has a rank: the number of units that the Service has before it. The Services
+/// of a namespace get their units in the order of these ranks, which gives each unit a rank in its
+/// namespace; the namespaces get theirs in the order of those.
 fn give(room: &mut Room, held: &mut Held, mut turn: Vec<(&Claim, &mut usize)>, leaves_room: bool) {
-    let mut services: BTreeMap<&ServiceName, Waiting<'_>> = BTreeMap::new();
-    let claims: Vec<&Claim> = turn.iter().map(|(claim, _)| *claim).collect();
-    for (at, claim) in claims.into_iter().enumerate() {
+    let mut ranks: HashMap<&ServiceName, usize> = HashMap::new();
+    let mut units: Vec<(usize, &ServiceName, usize)> = Vec::new();
+    for (at, (claim, _)) in turn.iter().enumerate() {
         let service = &claim.name.service;
-        let waiting = services.entry(service).or_insert_with(|| Waiting {
-            held: held.services.get(service).copied().unwrap_or(0),
-            given: 0,
-            claims: VecDeque::new(),
-        });
-        waiting.claims.push_back((at, claim));
+        let held = || held.services.get(service).copied().unwrap_or(0);
+        let rank = ranks.entry(service).or_insert_with(held);
+        // More than are free are never granted.
+        for _ in 0..claim.wants.min(room.free) {
+            units.push((*rank, service, at));
+            *rank += 1;
+        }
     }
-    let mut namespaces: BTreeMap<&Arc<str>, Namespace<'_>> = BTreeMap::new();
-    for (service, waiting) in &services {
-        let name = &service.namespace;
-        let namespace = namespaces.entry(name).or_insert_with(|| Namespace {
-            held: held.namespaces.get(name).copied().unwrap_or(0),
-            services: BinaryHeap::new(),
-        });
-        namespace.services.push(Reverse((waiting.held, service)));
-    }
-    let order = namespaces
-        .iter()
-        .map(|(name, one)| Reverse((one.held, *name)));
-    let mut order: BinaryHeap<_> = order.collect();
-    while room.free > 0
-        && let Some(Reverse((of_namespace, name))) = order.pop()
-    {
-        // All of these exist.
-        let Some(namespace) = namespaces.get_mut(name) else {
-            continue;
-        };
-        let Some(Reverse((of_service, service))) = namespace.services.pop() else {
-            continue;
-        };
-        let Some(waiting) = services.get_mut(service) else {
-            continue;
-        };
-        let Some((at, claim)) = waiting.claims.front().copied() else {
-            continue;
-        };
-        let Some((_, granted)) = turn.get_mut(at) else {
-            continue;
-        };
+    units.sort_unstable();
+    let mut ranks: HashMap<&Arc<str>, usize> = HashMap::new();
+    let mut in_order: Vec<_> = units
+        .into_iter()
+        .map(|(of_service, service, at)| {
+            let namespace = &service.namespace;
+            let held = || held.namespaces.get(namespace).copied().unwrap_or(0);
+            let rank = ranks.entry(namespace).or_insert_with(held);
+            *rank += 1;
+            (*rank - 1, namespace, of_service, service, at)
+        })
+        .collect();
+    in_order.sort_by_key(|(of_namespace, namespace, ..)| (*of_namespace, *namespace));
+    for (of_namespace, _, of_service, service, at) in in_order {
         let is_for_others = || {
             room.is_for_others(of_namespace) || room.is_for_other_clients(of_service, of_namespace)
         };
-        if leaves_room && is_for_others() {
-            // The other Services of the namespace have at least as many.
+        // The later units of the namespace, whose ranks are at least as high, are for others, too.
+        if room.free == 0 || leaves_room && is_for_others() {
             continue;
         }
         room.free -= 1;
-        waiting.given += 1;
-        **granted += 1;
-        if **granted >= claim.wants {
-            waiting.claims.pop_front();
+        held.add(service, 1);
+        if let Some((_, granted)) = turn.get_mut(at) {
+            **granted += 1;
         }
-        if !waiting.claims.is_empty() {
-            namespace.services.push(Reverse((of_service + 1, service)));
-        }
-        namespace.held = of_namespace + 1;
-        order.push(Reverse((namespace.held, name)));
-    }
-    for (service, waiting) in services {
-        held.add(service, waiting.given);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::services::service_ports::port_name;
 
