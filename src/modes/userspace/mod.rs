@@ -296,7 +296,7 @@ impl Userspace {
             let scope = Scope {
                 extent,
                 changed: pending.changed.iter().copied().collect(),
-                earlier: executor.earlier_process(),
+                has_predecessor: executor.has_predecessor(),
             };
             let needed = extent > Extent::Changed || !scope.changed.is_empty();
             needed.then_some(scope)

@@ -79,16 +79,6 @@ impl Extent {
     }
 }
 
-/// Whether a process that gave way to this one is still running, with connections of its own.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum EarlierProcess {
-    /// There is none, or it has ended.
-    #[default]
-    Ended,
-    /// It gave way to this one.
-    Runs,
-}
-
 /// Scope of the sync of one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scope {
@@ -96,8 +86,9 @@ pub struct Scope {
     pub extent: Extent,
     /// The frontends that were added, changed or removed since the last sync.
     pub changed: Vec<Frontend>,
-    /// Whether connections of another process may need objects that nothing desires here.
-    pub earlier: EarlierProcess,
+    /// Whether a process that gave way to this one still runs: its connections may need objects
+    /// that nothing desires here.
+    pub has_predecessor: bool,
 }
 
 /// The scope of each family's sync; `None` for a family that is left as it is.
@@ -168,7 +159,7 @@ impl Capture {
             Some(Scope {
                 extent: changed.map_or(Extent::Full, |_| Extent::Changed),
                 changed: changed.unwrap_or_default().to_vec(),
-                earlier: EarlierProcess::Ended,
+                has_predecessor: false,
             })
         });
         let mut all = Report::default();

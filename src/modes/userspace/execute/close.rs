@@ -70,7 +70,7 @@ impl Executor {
             uses.retain(|one| one.strong_count() > 0);
             !uses.is_empty()
         });
-        if self.others.has_predecessor() {
+        if self.has_predecessor() {
             return;
         }
         let used = &self.used;

@@ -1,7 +1,7 @@
 //! What other processes mean for the groups.
 
 use super::Executor;
-use crate::modes::{handover::OtherProcesses, userspace::capture::EarlierProcess};
+use crate::modes::handover::OtherProcesses;
 
 impl Executor {
     /// Sets the other processes that a sync acts on.
@@ -15,11 +15,7 @@ impl Executor {
     }
 
     /// Returns whether a process that gave way still has connections.
-    pub fn earlier_process(&self) -> EarlierProcess {
-        if self.others.has_predecessor() {
-            EarlierProcess::Runs
-        } else {
-            EarlierProcess::Ended
-        }
+    pub fn has_predecessor(&self) -> bool {
+        self.others.has_predecessor()
     }
 }

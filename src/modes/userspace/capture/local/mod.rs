@@ -42,7 +42,7 @@ use self::{
     plan::{Environment, Object},
     preserved::Needed,
 };
-use super::{Desired, Differing, EarlierProcess, Error, Extent, Report, Scope, addresses_stay};
+use super::{Desired, Differing, Error, Extent, Report, Scope, addresses_stay};
 use crate::{
     kernel::probe::{Ability, Kernel},
     modes::{Difference, Found, render::Choices},
@@ -211,13 +211,13 @@ impl Local {
             return Ok(());
         }
         if desired.keys().any(|f| f.family == self.family) {
-            return self.reconcile(desired, own, scope.earlier, report);
+            return self.reconcile(desired, own, scope.has_predecessor, report);
         }
         if compares || !self.empty {
             // This does not need the environment, which may not be known.
             let mut observed = observe::installed(&mut self.socket, self.family)?;
             let installed = observed.len();
-            self.leave_to(scope.earlier, &mut observed);
+            self.leave_to_predecessor(scope.has_predecessor, &mut observed);
             self.applied = Applied::default();
             self.empty = observed.len() == installed;
             remove_all(&mut self.socket, observed)?;
@@ -225,10 +225,10 @@ impl Local {
         Ok(())
     }
 
-    /// Removes from `surplus`, which nothing desires, the objects that connections of an `earlier`
-    /// process need: routing decides for every packet of theirs.
-    fn leave_to(&self, earlier: EarlierProcess, surplus: &mut Vec<Object>) {
-        if earlier == EarlierProcess::Ended || surplus.is_empty() {
+    /// Removes from `surplus`, which nothing desires, the objects that connections of a predecessor
+    /// need: routing decides for every packet of theirs.
+    fn leave_to_predecessor(&self, has_predecessor: bool, surplus: &mut Vec<Object>) {
+        if !has_predecessor || surplus.is_empty() {
             return;
         }
         match retire::open(self.family) {
@@ -298,7 +298,7 @@ impl Local {
         &mut self,
         desired: &Desired,
         own: Option<Vec<Address>>,
-        earlier: EarlierProcess,
+        has_predecessor: bool,
         report: &mut Report,
     ) -> Result<(), Error> {
         let family = self.family;
@@ -326,7 +326,7 @@ impl Local {
         self.applied = Applied::of(desired, &environment, report);
         let observed = observe::installed(&mut self.socket, family)?;
         let mut steps = self.applied.reconcile(observed, &environment);
-        self.leave_to(earlier, &mut steps.remove);
+        self.leave_to_predecessor(has_predecessor, &mut steps.remove);
         let refused = execute::run(&mut self.socket, environment.loopback, steps)?;
         let all: Vec<_> = self.applied.frontends().copied().collect();
         report.is_of_all = true;

@@ -49,8 +49,7 @@ use xtables::{
 
 use self::{applied::Applied, plan::Environment, stale::Stale};
 use super::{
-    Desired, Differing, EarlierProcess, Error, Extent, Report, Scope, addresses_stay,
-    choose::redirecting,
+    Desired, Differing, Error, Extent, Report, Scope, addresses_stay, choose::redirecting,
 };
 use crate::{
     kernel::probe::{Ability, Kernel},
@@ -80,7 +79,7 @@ pub struct Redirect {
     /// Whether the recorded rules are applied; if not, the next sync compares everything.
     in_force: bool,
     /// Whether a process that gave way to this one is still running.
-    earlier: EarlierProcess,
+    has_predecessor: bool,
     stale: Stale,
     /// Changes to the rules by the last sync.
     synced: Synced,
@@ -113,7 +112,7 @@ impl Redirect {
             applied: Applied::default(),
             own: None,
             in_force: false,
-            earlier: EarlierProcess::default(),
+            has_predecessor: false,
             stale: Stale::default(),
         }
     }
@@ -192,7 +191,7 @@ impl Redirect {
             if !in_force {
                 self.watch.pause();
             }
-            self.earlier = scope.earlier;
+            self.has_predecessor = scope.has_predecessor;
             self.compare(desired, served, report).await
         }
     }
@@ -304,8 +303,7 @@ impl Redirect {
                 family,
             ),
             // The sockets of an earlier process may lack the option, as those of other versions do.
-            only_to_ours: self.features.contains(Extension::Socket)
-                && self.earlier == EarlierProcess::Ended,
+            only_to_ours: self.features.contains(Extension::Socket) && !self.has_predecessor,
         }
     }
 

@@ -8,7 +8,7 @@ use testing::{block_on, in_namespace, ip};
 use xtables::{Search, Xtables};
 
 use super::{tree::FEW, *};
-use crate::modes::userspace::capture::{Capture, EarlierProcess, Method, Target};
+use crate::modes::userspace::capture::{Capture, Method, Target};
 
 const BOTH: [Family; 2] = [Family::V4, Family::V6];
 
@@ -153,7 +153,7 @@ async fn many_in(writer: Writer) {
     let full = Scope {
         extent: Extent::Full,
         changed: Vec::new(),
-        earlier: EarlierProcess::Ended,
+        has_predecessor: false,
     };
     let mut desired: Desired = (0..300_u16).map(|number| many(family, number)).collect();
     let (served, report) = (Served::All, &mut Report::default());
@@ -176,7 +176,7 @@ async fn many_in(writer: Writer) {
         let scope = Scope {
             extent: Extent::Changed,
             changed,
-            earlier: EarlierProcess::Ended,
+            has_predecessor: false,
         };
         redirect
             .sync(&desired, &scope, &served, report)
@@ -319,7 +319,7 @@ async fn restored_in(writer: Writer) {
         let scope = Scope {
             extent,
             changed: vec![many[step]],
-            earlier: EarlierProcess::Ended,
+            has_predecessor: false,
         };
         let before = redirect.before();
         let synced = redirect.sync(&desired, &scope, &served, &mut report);
