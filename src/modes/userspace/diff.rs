@@ -45,15 +45,6 @@ pub enum Place {
     Address(Bind),
 }
 
-/// When a frontend stops being captured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Release {
-    /// With the next capture: connection tracking remembers open connections.
-    Now,
-    /// When no connection uses it any more: routing decides for each packet.
-    Unused,
-}
-
 /// An action for a ServicePort.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -78,8 +69,12 @@ pub enum Step {
         place: Place,
         other_ports: OtherPorts,
     },
-    /// Removes a frontend from capture, because it no longer has a group.
-    Release(Frontend, Release),
+    /// Stops capturing a frontend that no longer has a group, with the next capture: connection
+    /// tracking remembers open connections.
+    Release(Frontend),
+    /// Stops capturing a frontend that no longer has a group, when no connection uses it any more:
+    /// routing decides for each packet.
+    Linger(Frontend),
 }
 
 /// An action that waits until it is safe.
@@ -114,13 +109,12 @@ pub fn diff(plans: Vec<GroupPlan>, applied: &Applied, node: &NodeContext) -> Ste
     for (&kind, group) in applied {
         let planned = |frontend: &Frontend| plans.iter().any(|p| p.frontends.contains(frontend));
         let given_up = group.frontends.iter().filter(|f| !planned(f));
-        released.extend(given_up.map(|frontend| {
-            let release = match node.methods.get(frontend.family) {
-                Method::Redirect => Release::Now,
-                Method::Local => Release::Unused,
-            };
-            Step::Release(*frontend, release)
-        }));
+        released.extend(
+            given_up.map(|frontend| match node.methods.get(frontend.family) {
+                Method::Redirect => Step::Release(*frontend),
+                Method::Local => Step::Linger(*frontend),
+            }),
+        );
         if !plans.iter().any(|plan| plan.name.kind == kind) {
             difference.close.extend(close(kind, group, &[]));
             difference.close.push(Closing::Group(kind));
@@ -466,11 +460,11 @@ mod tests {
         let local = address([10, 96, 0, 1], 80);
         let there = applied(local, None);
         for (method, release) in [
-            (Method::Redirect, Release::Now),
-            (Method::Local, Release::Unused),
+            (Method::Redirect, Step::Release(cluster_ip())),
+            (Method::Local, Step::Linger(cluster_ip())),
         ] {
             let difference = diff(Vec::new(), &there, &node(method));
-            assert_eq!(difference.open, [Step::Release(cluster_ip(), release)]);
+            assert_eq!(difference.open, [release]);
             let closing = [Closing::Listeners(KIND, local), Closing::Group(KIND)];
             assert_eq!(difference.close, closing);
         }

@@ -26,7 +26,7 @@ use self::{expected::Expected, previous_ports::PreviousPorts, unfiltered::Unfilt
 use super::{
     assignments::Assignments,
     capture::{Desired, Extent, Scopes, Target},
-    diff::{Applied, AppliedGroup, Closing, Place, Release, Step, Steps, diff},
+    diff::{Applied, AppliedGroup, Closing, Place, Step, Steps, diff},
     listeners::{InUse, ListenerSet, inherited::InheritedSockets, redirect_ports::RedirectPorts},
     loads::Loads,
     options::Options,
@@ -352,14 +352,14 @@ impl Executor {
                 });
                 self.capture(&frontend, target);
             }
-            Step::Release(frontend, release) => {
+            Step::Release(frontend) => {
                 self.shared.captured.remove(&frontend);
-                match release {
-                    Release::Now => self.capture(&frontend, None),
-                    Release::Unused if self.desired.contains_key(&frontend) => {
-                        self.lingering.insert(frontend);
-                    }
-                    Release::Unused => {}
+                self.capture(&frontend, None);
+            }
+            Step::Linger(frontend) => {
+                self.shared.captured.remove(&frontend);
+                if self.desired.contains_key(&frontend) {
+                    self.lingering.insert(frontend);
                 }
             }
         }
