@@ -14,7 +14,7 @@ mod unfiltered;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io, mem,
+    io,
     net::SocketAddr,
     sync::Arc,
 };
@@ -49,8 +49,8 @@ pub struct Executor {
     assignments: Arc<Assignments>,
     /// Frontends to capture, each with its local port.
     desired: Desired,
-    /// Changes of `desired` since the last call of [`Executor::take_changed`].
-    changed: BTreeSet<Frontend>,
+    /// Changes of `desired` since the last successful capture.
+    changed: PerFamily<BTreeSet<Frontend>>,
     /// Steps that wait for the end of a sync.
     closing: BTreeMap<ServicePortName, Vec<Closing>>,
     /// Released frontends that stay captured while connections use them.
@@ -99,7 +99,7 @@ impl Executor {
             expected: Expected::default(),
             assignments: Arc::default(),
             desired: Desired::new(),
-            changed: BTreeSet::new(),
+            changed: PerFamily::default(),
             closing: BTreeMap::new(),
             lingering: BTreeSet::new(),
             used: BTreeMap::new(),
@@ -267,9 +267,10 @@ impl Executor {
         &self.desired
     }
 
-    /// The frontends that changed since the last call.
-    pub fn take_changed(&mut self) -> BTreeSet<Frontend> {
-        mem::take(&mut self.changed)
+    /// The frontends of `family` to capture again: those that changed since the last successful
+    /// capture.
+    pub fn changed(&mut self, family: Family) -> &mut BTreeSet<Frontend> {
+        self.changed.get_mut(family)
     }
 
     /// Runs the immediate steps of a difference, and keeps the others for [`Executor::close`]. The
@@ -486,7 +487,7 @@ impl Executor {
             Some(target) => self.desired.insert(*frontend, target),
             None => self.desired.remove(frontend),
         };
-        self.changed.insert(*frontend);
+        self.changed.get_mut(frontend.family).insert(*frontend);
     }
 
     /// Sets the filters of all listeners again, because the set of cluster-local clients changed.

@@ -18,7 +18,6 @@ mod node;
 mod node_port_relay;
 mod observe;
 mod options;
-mod pending;
 mod plan;
 mod proxy;
 pub mod render;
@@ -30,7 +29,11 @@ mod shares;
 mod tests;
 mod unserved;
 
-use std::{collections::BTreeSet, io, mem, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io, mem,
+    sync::Arc,
+};
 
 use net::{Family, Frontend, PerFamily};
 use xtables::Engine;
@@ -59,7 +62,6 @@ pub use self::{
 use self::{
     capture::{Extent, Method, Scope, Scopes},
     execute::Executor,
-    pending::Pending,
     plan::listen::NodeContext,
     return_path::ReturnPath,
     unserved::Unserved,
@@ -85,7 +87,8 @@ pub struct Userspace {
     executor: Executor,
     capture: Capture,
     return_path: ReturnPath,
-    families: PerFamily<FamilyState<Pending>>,
+    /// The state of each family, with the frontends that are not captured and the reasons.
+    families: PerFamily<FamilyState<BTreeMap<Frontend, String>>>,
     node: NodeContext,
     /// The node-port addresses at the last sync.
     served: ActedOn,
@@ -274,13 +277,8 @@ impl Userspace {
 
     /// The scope of each family's capture.
     fn scopes(&mut self, asked: Asked<'_>, extents: PerFamily<Option<Extent>>) -> Scopes {
-        for frontend in self.executor.take_changed() {
-            let state = self.families.get_mut(frontend.family);
-            state.pending().changed.insert(frontend);
-        }
-        let (families, executor) = (&mut self.families, &self.executor);
+        let (families, executor) = (&mut self.families, &mut self.executor);
         extents.map(|family, extent| {
-            let pending = families.get_mut(family).pending();
             let changed = extent.and_then(|_| *asked.get(family));
             // A ServicePort may get a frontend that could not be captured before and was kept for
             // connections.
@@ -288,14 +286,16 @@ impl Userspace {
                 let owner = executor.owner(frontend);
                 owner.is_some_and(|owner| changed.is_some_and(|all| all.ports.contains(&owner)))
             };
-            let again = pending.uncaptured.keys();
+            let again = families.get_mut(family).pending().keys();
             let again = again.filter(|one| extent >= Some(Extent::Retry) || is_changed(one));
-            pending.changed.extend(again);
+            let again: Vec<Frontend> = again.copied().collect();
+            let changed = executor.changed(family);
+            changed.extend(again);
             // A family that is not due is synced later.
             let extent = extent?;
             let scope = Scope {
                 extent,
-                changed: pending.changed.iter().copied().collect(),
+                changed: changed.iter().copied().collect(),
                 has_predecessor: executor.has_predecessor(),
             };
             let needed = extent > Extent::Changed || !scope.changed.is_empty();
@@ -314,11 +314,10 @@ impl Userspace {
         let state = self.families.get_mut(family);
         state.applied();
         if let Some(captured) = captured {
-            if captured.is_of_all {
-                state.pending().record_all(captured.failed);
-            } else {
-                state.pending().record_changed(captured.failed);
-            }
+            let changed = mem::take(self.executor.changed(family));
+            let uncaptured = state.pending();
+            uncaptured.retain(|one, _| !captured.is_of_all && !changed.contains(one));
+            uncaptured.extend(captured.failed);
             report.unfinished.extend(captured.unfinished);
             for message in captured.messages {
                 tracing::warn!("{message}");
@@ -328,7 +327,7 @@ impl Userspace {
 
         let state = self.families.get_mut(family);
         state.report(&mut report);
-        for (frontend, why) in &state.pending().uncaptured {
+        for (frontend, why) in &*state.pending() {
             let why = format!("{frontend} is not captured: {why}");
             match self.executor.owner(frontend) {
                 Some(owner) => report.failed.add(owner.clone(), why),
