@@ -78,7 +78,6 @@ pub struct Association {
     /// Number of the client's datagrams, and of answers.
     sent: AtomicU32,
     received: AtomicU32,
-    answered: AtomicBool,
     /// Whether the client sent something after an answer.
     converses: AtomicBool,
     /// Whether its endpoint was removed from the Service: the client's next datagram goes to
@@ -177,7 +176,7 @@ impl Associations {
     fn send(self: &Arc<Self>, association: &Arc<Association>, bytes: &[u8]) {
         association.place.used();
         association.sent.fetch_add(1, Relaxed);
-        if association.answered.load(Relaxed) {
+        if association.is_answered() {
             association.converses.store(true, Relaxed);
         }
         match datagram::send_connected(&association.backend, bytes) {
@@ -227,7 +226,6 @@ impl Associations {
             place,
             sent: AtomicU32::new(exchange.sent),
             received: AtomicU32::new(exchange.received),
-            answered: AtomicBool::new(exchange.received > 0),
             converses: AtomicBool::new(exchange.converses),
             leaves: AtomicBool::new(false),
             is_left: AtomicBool::new(false),
@@ -384,8 +382,7 @@ impl Associations {
 
     /// Records that the backend answered.
     fn answered(&self, association: &Association) {
-        association.received.fetch_add(1, Relaxed);
-        if !association.answered.swap(true, Relaxed) {
+        if association.received.fetch_add(1, Relaxed) == 0 {
             self.group.answered(association.endpoint.address);
             *association.unanswered.lock() = Vec::new();
         }
@@ -405,6 +402,10 @@ impl Associations {
 }
 
 impl Association {
+    fn is_answered(&self) -> bool {
+        self.received.load(Relaxed) > 0
+    }
+
     fn end(&self) {
         self.place.activity().end();
     }
@@ -419,7 +420,7 @@ impl Association {
 
     /// Keeps the first datagram until the backend has answered.
     fn keep(&self, bytes: &[u8]) {
-        if !self.answered.load(Relaxed) && bytes.len() <= LONGEST_REPEATED {
+        if !self.is_answered() && bytes.len() <= LONGEST_REPEATED {
             let mut unanswered = self.unanswered.lock();
             if unanswered.is_empty() {
                 unanswered.extend_from_slice(bytes);
