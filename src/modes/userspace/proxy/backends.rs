@@ -11,25 +11,7 @@ use hashbrown::{HashMap, HashSet};
 use super::{super::plan::Target, failing::Failing};
 use crate::sched::{self, Flow, Load, RealServer, Scheduler, SchedulerName, Seed};
 
-/// A chosen endpoint.
-#[derive(Clone, Debug)]
-pub struct Endpoint {
-    /// IP address and port of the endpoint.
-    pub address: SocketAddr,
-    /// The endpoint's load.
-    pub load: Arc<Load>,
-}
-
-impl From<&RealServer> for Endpoint {
-    fn from(server: &RealServer) -> Endpoint {
-        Endpoint {
-            address: server.address,
-            load: Arc::clone(&server.load),
-        }
-    }
-}
-
-impl Endpoint {
+impl RealServer {
     /// Records that the endpoint accepted a connection.
     pub fn connected(&self) {
         self.load.traffic().connections.fetch_add(1, Relaxed);
@@ -134,14 +116,14 @@ impl Backends {
     }
 
     /// The endpoint at `address`, if it may take a connection.
-    pub fn usable(&self, address: SocketAddr) -> Option<Endpoint> {
+    pub fn usable(&self, address: SocketAddr) -> Option<RealServer> {
         let i = self.servers.iter().position(|s| s.address == address)?;
-        (self.servers[i].weight > 0).then(|| self.endpoint(i))
+        (self.servers[i].weight > 0).then(|| self.servers[i].clone())
     }
 
     /// Picks an endpoint for a new flow: none of `tried`, and if possible one that is not ejected
     /// as `failing`.
-    pub fn pick(&self, flow: &Flow, tried: &mut Tried, failing: &Failing) -> Option<Endpoint> {
+    pub fn pick(&self, flow: &Flow, tried: &mut Tried, failing: &Failing) -> Option<RealServer> {
         let address = |i: usize| &self.servers[i].address;
         let ejected = failing.ejected().filter(|_| !tried.ignore_failing);
         if let Some(mut ejected) = ejected {
@@ -149,7 +131,7 @@ impl Backends {
             match self.scheduler.pick(&self.servers, flow, &skip) {
                 Some(i) => {
                     ejected.picked(*address(i));
-                    return Some(self.endpoint(i));
+                    return Some(self.servers[i].clone());
                 }
                 None => tried.ignore_failing = true,
             }
@@ -157,10 +139,6 @@ impl Backends {
         let picked = self
             .scheduler
             .pick(&self.servers, flow, &|i| tried.has(address(i)));
-        picked.map(|i| self.endpoint(i))
-    }
-
-    fn endpoint(&self, i: usize) -> Endpoint {
-        (&self.servers[i]).into()
+        picked.map(|i| self.servers[i].clone())
     }
 }

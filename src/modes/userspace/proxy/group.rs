@@ -16,7 +16,7 @@ use ipnet::IpNet;
 use super::{
     super::plan::{AskedLimits, GroupPlan, Target},
     affinity::Affinity,
-    backends::{Backends, Endpoint, Loads, Tried, real_server},
+    backends::{Backends, Loads, Tried, real_server},
     cluster_local::ClusterLocal,
     failing::Failing,
     usage::{ConnectionLimits, PER_CONNECTION, Usage},
@@ -266,13 +266,13 @@ impl ServiceGroup {
 
     /// The endpoint at `address`, if a UDP flow that began in another process may continue there.
     /// As for flows of this process, the endpoint need not get new flows.
-    pub fn prefer(&self, address: SocketAddr) -> Option<Endpoint> {
+    pub fn prefer(&self, address: SocketAddr) -> Option<RealServer> {
         if self.passes_over(&address) {
             return None;
         }
         let routing = self.routing.load();
         let endpoint = routing.servers().find(|server| server.address == address);
-        endpoint.map(Endpoint::from)
+        endpoint.cloned()
     }
 
     /// The endpoints that [`ServiceGroup::pick`] may return for a new flow, regardless of failures:
@@ -313,8 +313,8 @@ impl ServiceGroup {
     /// Picks an endpoint for a new flow, other than those it `tried`; `None` if there is no other.
     /// A client with affinity stays on the endpoint to which it is pinned, or is pinned to the
     /// returned one.
-    pub fn pick(&self, flow: &Flow, tried: &mut Tried) -> Option<Endpoint> {
-        let begin = |_: &Endpoint| Ok::<_, Infallible>(());
+    pub fn pick(&self, flow: &Flow, tried: &mut Tried) -> Option<RealServer> {
+        let begin = |_: &RealServer| Ok::<_, Infallible>(());
         let (endpoint, _) = self.begin(flow, tried, begin)?;
         Some(endpoint)
     }
@@ -326,8 +326,8 @@ impl ServiceGroup {
         &self,
         flow: &Flow,
         tried: &mut Tried,
-        begin: impl FnOnce(&Endpoint) -> Result<T, E>,
-    ) -> Option<(Endpoint, Result<T, E>)> {
+        begin: impl FnOnce(&RealServer) -> Result<T, E>,
+    ) -> Option<(RealServer, Result<T, E>)> {
         let routing = self.routing.load();
         let backends = routing.backends_for(flow, &self.cluster_local);
         let Some(affinity) = &routing.affinity else {
@@ -352,7 +352,7 @@ impl ServiceGroup {
         backends: &Backends,
         current: Option<SocketAddr>,
         tried: &mut Tried,
-    ) -> Option<Endpoint> {
+    ) -> Option<RealServer> {
         current
             .filter(|address| !tried.has(address))
             .and_then(|address| backends.usable(address))

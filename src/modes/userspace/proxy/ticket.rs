@@ -12,13 +12,12 @@ use net::Protocol;
 
 use super::{
     Shared,
-    backends::Endpoint,
     descriptors::Permits,
     group::{ListenerAddress, ServiceGroup},
     placement::{Placement, Seat},
     usage::{self, ConnectionLimits, PER_CONNECTION},
 };
-use crate::sched::{Flow, Load};
+use crate::sched::{Flow, Load, RealServer};
 
 /// What a TCP connection or UDP client has taken, from its admission until this is dropped.
 #[derive(Debug)]
@@ -174,7 +173,7 @@ impl Ticket {
     }
 
     /// Counts in the load of `endpoint` from now on.
-    pub fn enter(&mut self, endpoint: &Endpoint) {
+    pub fn enter(&mut self, endpoint: &RealServer) {
         self.leave_endpoint();
         endpoint.load.active.fetch_add(1, Relaxed);
         self.load = Some(Arc::clone(&endpoint.load));

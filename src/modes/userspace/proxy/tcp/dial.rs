@@ -6,14 +6,12 @@ use std::{io, net::SocketAddr, time::Duration};
 use socket2::Socket;
 use tokio::time::{Instant, timeout};
 
-use super::super::{
-    backends::{Endpoint, Tried},
-    descriptors,
-    dials::Dial,
-    ticket::Ticket,
-    transparent,
+use super::super::{backends::Tried, descriptors, dials::Dial, ticket::Ticket, transparent};
+use crate::{
+    kernel::socket::stream::Stream,
+    sched::{Flow, RealServer},
+    services::Retry,
 };
-use crate::{kernel::socket::stream::Stream, sched::Flow, services::Retry};
 
 /// How long the first, second, ... attempt of a connection waits for its endpoint, as in the
 /// userspace mode of kube-proxy before 1.26.
@@ -38,7 +36,7 @@ pub struct Limits {
 #[derive(Debug)]
 pub struct Dialed {
     pub stream: Stream,
-    pub endpoint: Endpoint,
+    pub endpoint: RealServer,
 }
 
 /// One client's search for a backend that answers.

@@ -28,8 +28,7 @@ use self::{
     connection::{Connection, Ending},
     state::State,
 };
-use super::super::backends::Endpoint;
-use crate::kernel::io_uring::Ring;
+use crate::{kernel::io_uring::Ring, sched::RealServer};
 
 /// Number of rounds through completed requests before the worker's other tasks get a turn.
 const TURN: usize = 16;
@@ -103,7 +102,7 @@ impl Driver {
         self: Rc<Self>,
         client: Rc<TcpStream>,
         backend: Rc<TcpStream>,
-        endpoint: Endpoint,
+        endpoint: RealServer,
     ) -> RingConnection {
         let mut state = self.state.borrow_mut();
         let number = state.begin(Connection::new(&client, &backend, endpoint));

@@ -24,17 +24,16 @@ use self::{
     search::Begun,
 };
 use super::{
-    super::{
-        Shared,
-        backends::{Endpoint, Tried},
-        group::ServiceGroup,
-        ticket::Ticket,
-    },
+    super::{Shared, backends::Tried, group::ServiceGroup, ticket::Ticket},
     ANSWER_OR_REFUSAL, Listener, Local, NewClients,
     flows::Place,
     receive_answer,
 };
-use crate::{kernel::socket::datagram, sched::Flow, services::Retry};
+use crate::{
+    kernel::socket::datagram,
+    sched::{Flow, RealServer},
+    services::Retry,
+};
 
 /// A client, and our address to which it sends.
 pub type Key = (SocketAddr, IpAddr);
@@ -71,7 +70,7 @@ pub struct Association {
     backend: UdpSocket,
     /// The address or port to which `backend` is bound.
     local: Local,
-    endpoint: Endpoint,
+    endpoint: RealServer,
     /// The socket that receives the client's datagrams and sends the answers.
     listener: Arc<Listener>,
     place: Place,

@@ -2,8 +2,11 @@
 
 use std::{collections::VecDeque, net::TcpStream, rc::Rc, task::Waker};
 
-use super::{super::super::backends::Endpoint, Remainder, Rest};
-use crate::kernel::io_uring::{Buffer, Ring};
+use super::{Remainder, Rest};
+use crate::{
+    kernel::io_uring::{Buffer, Ring},
+    sched::RealServer,
+};
 
 /// A connection that the ring moves.
 #[derive(Debug)]
@@ -12,7 +15,7 @@ pub struct Connection {
     pub out: Way,
     /// The direction from the backend to the client.
     pub back: Way,
-    endpoint: Endpoint,
+    endpoint: RealServer,
     /// Number of requests that have not completed.
     pub requests: usize,
     /// `None` while the ring should move the connection.
@@ -112,7 +115,11 @@ impl Request {
 
 impl Connection {
     /// A connection without requests.
-    pub fn new(client: &Rc<TcpStream>, backend: &Rc<TcpStream>, endpoint: Endpoint) -> Connection {
+    pub fn new(
+        client: &Rc<TcpStream>,
+        backend: &Rc<TcpStream>,
+        endpoint: RealServer,
+    ) -> Connection {
         Connection {
             out: Way::new(client, backend),
             back: Way::new(backend, client),

@@ -50,7 +50,7 @@ impl Lab {
         let near = [to_client, to_backend];
         let [client_side, backend_side] = near.each_ref().map(Rc::clone);
         Lab {
-            moved: driver.forward(client_side, backend_side, Endpoint::from(&server)),
+            moved: driver.forward(client_side, backend_side, server.clone()),
             client,
             backend,
             near,

@@ -7,18 +7,17 @@ use tokio::net::UdpSocket;
 
 use super::{
     super::{
-        super::{
-            backends::{Endpoint, Tried},
-            descriptors,
-            dials::Dial,
-        },
+        super::{backends::Tried, descriptors, dials::Dial},
         Local, connected,
         flows::{Full, Place},
     },
     Associations, Key, flow,
     inherited::{Exchange, Inherited, Passed},
 };
-use crate::{kernel::socket::local_ports::Failure, sched::Flow};
+use crate::{
+    kernel::socket::local_ports::Failure,
+    sched::{Flow, RealServer},
+};
 
 /// Number of endpoints that may turn out to have no local port left before a new client's datagram
 /// is dropped; meanwhile, idle flows of each are ended.
@@ -51,7 +50,7 @@ impl Associations {
         key: Key,
         mut inherited: Option<Inherited>,
         tried: &mut Tried,
-    ) -> Option<(Endpoint, Begun)> {
+    ) -> Option<(RealServer, Begun)> {
         let mut full = 0;
         loop {
             let (endpoint, begun) = match self.choose(key, inherited.take(), tried) {
@@ -100,7 +99,7 @@ impl Associations {
         key: Key,
         inherited: Option<Inherited>,
         tried: &mut Tried,
-    ) -> Option<(Endpoint, Result<Begun, NotBegun>)> {
+    ) -> Option<(RealServer, Result<Begun, NotBegun>)> {
         let flow = flow(key);
         let inherited = inherited.and_then(|Inherited { endpoint, passed }| {
             Some((self.group.prefer(endpoint)?, passed))
@@ -111,7 +110,7 @@ impl Associations {
                 Some((endpoint, begun))
             }
             None => {
-                let begin = |endpoint: &Endpoint| self.begin_flow(&flow, endpoint, None);
+                let begin = |endpoint: &RealServer| self.begin_flow(&flow, endpoint, None);
                 self.group.begin(&flow, tried, begin)
             }
         }
@@ -120,7 +119,7 @@ impl Associations {
     fn begin_flow(
         &self,
         flow: &Flow,
-        endpoint: &Endpoint,
+        endpoint: &RealServer,
         passed: Option<Passed>,
     ) -> Result<Begun, NotBegun> {
         let (shared, address) = (&self.shared, endpoint.address);
@@ -150,7 +149,7 @@ impl Associations {
     }
 
     /// Records that the endpoint cannot be reached from this node; another one may be.
-    fn unreachable(&self, key: Key, endpoint: &Endpoint, tried: &mut Tried, error: &io::Error) {
+    fn unreachable(&self, key: Key, endpoint: &RealServer, tried: &mut Tried, error: &io::Error) {
         tracing::trace!(service = %self.label(), endpoint = %endpoint.address, "{error}");
         self.group.failed(endpoint.address);
         self.shared.counters.dial_failures.inc();
