@@ -26,10 +26,7 @@ use net::{Family, PerFamily};
 use parking_lot::Mutex;
 use socket2::Socket;
 
-use self::{
-    paths::{EndpointNetwork, Paths},
-    unanswered::Unanswered,
-};
+use self::{paths::Paths, unanswered::Unanswered};
 use super::cluster_local::ClusterLocal;
 use crate::sched::Flow;
 
@@ -71,11 +68,7 @@ impl Transparent {
         {
             return false;
         }
-        let network = if self.cluster_local.has_pod(&endpoint.ip()) {
-            EndpointNetwork::OfPods
-        } else {
-            EndpointNetwork::Unknown
-        };
+        let is_pod = self.cluster_local.has_pod(&endpoint.ip());
         let mut paths = self.paths.lock();
         let paths = match &mut *paths {
             Some(paths) => paths,
@@ -84,7 +77,7 @@ impl Transparent {
                 Err(_) => return false,
             },
         };
-        paths.answers_pass_here(client, endpoint.ip(), network)
+        paths.answers_pass_here(client, endpoint.ip(), is_pod)
     }
 
     /// Records that `endpoint` did not answer when it saw the client of `flow`.

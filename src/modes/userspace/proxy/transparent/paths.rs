@@ -37,19 +37,9 @@ pub struct Path {
     pub pods: bool,
 }
 
-/// Network of an endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EndpointNetwork {
-    /// The pods' network: the endpoint has a route to pods of other nodes.
-    OfPods,
-    /// Not known to be the pods' network.
-    Unknown,
-}
-
-/// Returns whether packets from `endpoint`, which is in `network`, to `client` pass through this
-/// node.
-pub fn answers_pass_here(client: Path, endpoint: Path, network: EndpointNetwork) -> bool {
-    let is_pod = network == EndpointNetwork::OfPods;
+/// Returns whether packets from `endpoint` to `client` pass through this node. An endpoint that
+/// `is_pod` has a route to pods of other nodes; others may have none.
+pub fn answers_pass_here(client: Path, endpoint: Path, is_pod: bool) -> bool {
     let behind = |path: Path| path.pods && matches!(path.hop, NextHop::Neighbour(_));
     match (client.hop.link(), endpoint.hop.link()) {
         (Some(c), Some(e)) => c != e && (behind(endpoint) || behind(client) && is_pod),
@@ -84,14 +74,9 @@ impl Paths {
     }
 
     /// Returns [`answers_pass_here`] for these addresses; false if the kernel reports no path.
-    pub fn answers_pass_here(
-        &mut self,
-        client: IpAddr,
-        endpoint: IpAddr,
-        network: EndpointNetwork,
-    ) -> bool {
+    pub fn answers_pass_here(&mut self, client: IpAddr, endpoint: IpAddr, is_pod: bool) -> bool {
         match (self.path(client), self.path(endpoint)) {
-            (Some(client), Some(endpoint)) => answers_pass_here(client, endpoint, network),
+            (Some(client), Some(endpoint)) => answers_pass_here(client, endpoint, is_pod),
             _ => false,
         }
     }
@@ -139,13 +124,12 @@ impl Paths {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        EndpointNetwork::{OfPods, Unknown},
-        *,
-    };
+    use super::*;
 
     #[test]
     fn which_answers_come_through_this_node() {
+        const OF_PODS: bool = true;
+        const UNKNOWN: bool = false;
         let path = |hop, pods| Path { hop, pods };
         let here = path(NextHop::Here, false);
         let pod = |link| path(NextHop::Neighbour(link), true);
@@ -154,23 +138,29 @@ mod tests {
         let overlay = path(NextHop::Gateway(2), false);
         let behind_a_pod = path(NextHop::Gateway(8), true);
         let cases = [
-            ("outside to a pod here", far, pod(7), OfPods, true),
-            ("... whose network is unknown", far, pod(7), Unknown, true),
-            ("the LAN to a pod here", neighbour, pod(7), OfPods, true),
-            ("pod to pod, each with a link", pod(8), pod(7), OfPods, true),
-            ("pod to pod on one bridge", pod(7), pod(7), OfPods, false),
-            ("pod to a pod elsewhere", pod(7), far, OfPods, true),
-            ("... by an overlay", pod(7), overlay, OfPods, true),
-            ("pod to what may not know pods", pod(7), far, Unknown, false),
-            ("outside to a pod elsewhere", far, overlay, OfPods, false),
-            ("LAN to a pod elsewhere", neighbour, overlay, OfPods, false),
-            ("pod to behind a pod", pod(7), behind_a_pod, Unknown, false),
-            ("the node to a pod", here, pod(7), OfPods, false),
-            ("outside to the node", far, here, OfPods, false),
-            ("pod to the node", pod(7), here, OfPods, false),
+            ("outside to a pod here", far, pod(7), OF_PODS, true),
+            ("... whose network is unknown", far, pod(7), UNKNOWN, true),
+            ("the LAN to a pod here", neighbour, pod(7), OF_PODS, true),
+            (
+                "pod to pod, each with a link",
+                pod(8),
+                pod(7),
+                OF_PODS,
+                true,
+            ),
+            ("pod to pod on one bridge", pod(7), pod(7), OF_PODS, false),
+            ("pod to a pod elsewhere", pod(7), far, OF_PODS, true),
+            ("... by an overlay", pod(7), overlay, OF_PODS, true),
+            ("pod to what may not know pods", pod(7), far, UNKNOWN, false),
+            ("outside to a pod elsewhere", far, overlay, OF_PODS, false),
+            ("LAN to a pod elsewhere", neighbour, overlay, OF_PODS, false),
+            ("pod to behind a pod", pod(7), behind_a_pod, UNKNOWN, false),
+            ("the node to a pod", here, pod(7), OF_PODS, false),
+            ("outside to the node", far, here, OF_PODS, false),
+            ("pod to the node", pod(7), here, OF_PODS, false),
         ];
-        for (what, client, endpoint, network, expected) in cases {
-            let pass = answers_pass_here(client, endpoint, network);
+        for (what, client, endpoint, is_pod, expected) in cases {
+            let pass = answers_pass_here(client, endpoint, is_pod);
             assert_eq!(pass, expected, "{what}");
         }
     }

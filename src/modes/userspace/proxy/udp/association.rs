@@ -25,7 +25,7 @@ use self::{
 };
 use super::{
     super::{Shared, backends::Tried, group::ServiceGroup, ticket::Ticket},
-    ANSWER_OR_REFUSAL, Listener, Local, NewClients,
+    ANSWER_OR_REFUSAL, Listener, Local,
     flows::Place,
     receive_answer,
 };
@@ -142,19 +142,18 @@ impl Associations {
         self.shared.udp.flows.now()
     }
 
-    /// Forwards a client's datagram to its backend, which is picked now if the client has none.
+    /// Forwards a client's datagram to its backend, which is picked now if the client has none. A
+    /// new client is served, even if other flows have to end, unless it is served `only_if_room`.
     pub fn from_client(
         self: &Arc<Self>,
         listener: &Arc<Listener>,
         key: Key,
         bytes: &[u8],
-        new_clients: NewClients,
+        only_if_room: bool,
     ) {
         let known = self.table.lock().get(&key).cloned();
-        let is_left_out = || {
-            new_clients == NewClients::IfThereIsRoom
-                && self.shared.udp.flows.is_little_room(&self.group.label)
-        };
+        let is_left_out =
+            || only_if_room && self.shared.udp.flows.is_little_room(&self.group.label);
         let association = match known {
             Some(association) => association,
             None if is_left_out() || !self.group.admits(&flow(key)) => {

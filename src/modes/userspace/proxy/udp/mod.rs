@@ -98,15 +98,6 @@ impl Resources {
 /// Size of the largest datagram (RFC 768: a 16-bit length), in bytes.
 const DATAGRAM: usize = 65_535;
 
-/// New clients that are served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NewClients {
-    /// All clients; if there is no room, other flows end.
-    All,
-    /// Clients for which no other flow has to end early.
-    IfThereIsRoom,
-}
-
 /// Number of datagrams that one socket may receive before the worker's other tasks get a turn.
 const TURN: usize = 64;
 
@@ -180,16 +171,12 @@ impl AsFd for Listener {
 pub fn receive(listener: &Arc<Listener>) -> Remaining {
     let clients = &listener.associations;
     let now = clients.now();
-    let new_clients = if listener.backlog.is_long(now) {
-        NewClients::IfThereIsRoom
-    } else {
-        NewClients::All
-    };
+    let only_if_room = listener.backlog.is_long(now);
     for _ in 0..TURN {
         let step = BUFFERS.with_borrow_mut(|b| {
             let got = datagram::receive(&listener.socket, &mut b.datagram, &mut b.control)?;
             let bytes = &b.datagram[..got.len];
-            clients.from_client(listener, (got.from, got.to), bytes, new_clients);
+            clients.from_client(listener, (got.from, got.to), bytes, only_if_room);
             io::Result::Ok(())
         });
         if step.is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock) {
