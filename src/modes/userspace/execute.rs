@@ -221,11 +221,7 @@ impl Executor {
     /// The existing groups of `port`.
     fn applied(&self, port: &ServicePortName) -> Applied {
         let mut applied = Applied::new();
-        for kind in GroupKind::ALL {
-            let name = GroupName::of(port, kind);
-            let Some(group) = self.groups.get(&name) else {
-                continue;
-            };
+        for (name, group) in self.groups_of(port) {
             let frontends = group.frontends.iter().copied();
             let captured = &self.shared.captured;
             let (frontends, lost) =
@@ -238,9 +234,16 @@ impl Executor {
                 local_port: group.local_port.as_ref().map(|port| port.address),
                 has_flows: group.associations().is_some_and(|flows| flows.are_any()),
             };
-            applied.insert(kind, group);
+            applied.insert(name.kind, group);
         }
         applied
+    }
+
+    /// The existing groups of `port`, with their names.
+    fn groups_of(&self, port: &ServicePortName) -> impl Iterator<Item = (GroupName, &ListenerSet)> {
+        let names = GroupKind::ALL.map(|kind| GroupName::of(port, kind));
+        let groups = names.into_iter();
+        groups.filter_map(|name| Some((name.clone(), &**self.groups.get(&name)?)))
     }
 
     /// The ServicePorts that have groups.

@@ -64,15 +64,20 @@ impl Loads {
         &self.dials
     }
 
+    /// The groups of `port`.
+    fn groups_of(&self, port: &ServicePortName) -> Vec<Arc<ServiceGroup>> {
+        let groups = self.groups.lock();
+        let names = GroupKind::ALL.map(|kind| GroupName::of(port, kind));
+        let groups = names.iter().filter_map(|name| groups.get(name)?.upgrade());
+        groups.collect()
+    }
+
     /// Number of connections that the limits of the Service of `port` refused, at any of its ports;
     /// `None` if the port is not served.
     pub fn limited(&self, port: &ServicePortName) -> Option<Limited> {
-        let groups = self.groups.lock();
-        let mut groups = GroupKind::ALL
-            .into_iter()
-            .filter_map(|kind| groups.get(&GroupName::of(port, kind))?.upgrade());
         // All groups of a Service share it.
-        groups.next().map(|group| Limited {
+        let groups = self.groups_of(port);
+        groups.first().map(|group| Limited {
             service: group.usage.service_limited.load(Relaxed),
             client: group.usage.client_limited.load(Relaxed),
         })
@@ -82,11 +87,7 @@ impl Loads {
     /// still has open connections.
     pub fn of(&self, port: &ServicePortName) -> HashMap<SocketAddr, EndpointLoad> {
         let mut loads: HashMap<SocketAddr, EndpointLoad> = HashMap::new();
-        let groups = self.groups.lock();
-        let groups = GroupKind::ALL
-            .into_iter()
-            .filter_map(|kind| groups.get(&GroupName::of(port, kind))?.upgrade());
-        for group in groups {
+        for group in self.groups_of(port) {
             for (address, counted) in group.routing().loads() {
                 let (active, half_closed) = (&counted.active, &counted.inactive);
                 let load = loads.entry(address).or_default();
@@ -106,10 +107,7 @@ impl Loads {
     /// The endpoints of `port` that get no new connections while others are available, because they
     /// did not answer recently.
     pub fn ejected(&self, port: &ServicePortName) -> HashSet<SocketAddr> {
-        let groups = self.groups.lock();
-        let groups = GroupKind::ALL
-            .into_iter()
-            .filter_map(|kind| groups.get(&GroupName::of(port, kind))?.upgrade());
+        let groups = self.groups_of(port).into_iter();
         groups.flat_map(|group| group.passed_over()).collect()
     }
 

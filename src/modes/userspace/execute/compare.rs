@@ -54,9 +54,8 @@ impl Executor {
 
     /// The listeners that `port` has, as text.
     pub fn listeners(&self, port: &ServicePortName) -> Vec<String> {
-        let groups = GroupKind::ALL.map(|kind| self.groups.get(&GroupName::of(port, kind)));
-        let groups = groups.into_iter().flatten();
-        let addresses = groups.flat_map(|group| group.listens_on());
+        let groups = self.groups_of(port);
+        let addresses = groups.flat_map(|(_, group)| group.listens_on());
         addresses.map(|at| listener(at, port.protocol)).collect()
     }
 }

@@ -11,7 +11,7 @@ use super::{
             inherited::InheritedSockets,
             redirect_ports::{RedirectPort, RedirectPorts},
         },
-        plan::{GroupKind, GroupName},
+        plan::GroupName,
     },
     Executor,
 };
@@ -129,9 +129,8 @@ impl Executor {
         if port.protocol != Protocol::Udp {
             return;
         }
-        let names = GroupKind::ALL.map(|kind| GroupName::of(port, kind));
-        let groups = names.iter().filter_map(|name| self.groups.get(name));
-        let flows = groups.filter_map(|group| group.associations());
+        let groups = self.groups_of(port);
+        let flows = groups.filter_map(|(_, group)| group.associations());
         flows.for_each(|flows| flows.drop_expired());
     }
 
