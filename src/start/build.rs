@@ -132,7 +132,7 @@ impl NodeContext<'_> {
         };
         let counters = Counters::register(self.registry)?;
         let metrics = RelayMetrics::register(self.registry)?;
-        let relay = NodePortRelay::new(&options, addresses, counters, metrics)?;
+        let relay = NodePortRelay::new(options, addresses, counters, metrics)?;
         Ok(Some(relay))
     }
 

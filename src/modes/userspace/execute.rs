@@ -83,18 +83,19 @@ impl Executor {
     /// # Errors
     /// When its threads cannot be started.
     pub fn start(
-        options: &Options,
+        options: Options,
         counters: Counters,
         if_taken: &'static str,
     ) -> io::Result<Executor> {
-        let shared = options.shared(counters);
+        let shared = Shared::new(options, counters);
+        let options = &shared.options;
         let workers = Workers::start(options.workers, &shared)?;
         let descriptors = shared.descriptors.clone();
         descriptors.count(0);
         Ok(Executor {
             loads: Loads::new(&shared.dials, &shared.captured),
-            shared,
             ports: RedirectPorts::new(options.port_range.clone(), descriptors),
+            shared,
             groups: HashMap::new(),
             expected: Expected::default(),
             assignments: Arc::default(),

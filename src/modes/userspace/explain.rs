@@ -28,16 +28,17 @@ pub(in crate::modes) const PROPERTIES: Properties = Properties {
 impl Explain for Userspace {
     fn behaviour(&mut self, map: &ServiceMap, family: Family) -> Result<Behaviour, Error> {
         let this_node = map.this_node();
+        let options = &self.executor.shared().options;
         let methods = self.capture.methods();
         let method = *methods.get(family);
         Ok(Behaviour {
             properties: &PROPERTIES,
             unserved: self.unserved.why(family).cloned(),
-            pods: Pods::new(&self.options.detect_local, this_node),
+            pods: Pods::new(&options.detect_local, this_node),
             own: node::addresses::own()?,
             node_ip: None,
             has_service_addresses: method == Method::Local,
-            served: self.options.node_ports.served(),
+            served: options.node_ports.served(),
             loopback: if self.capture.redirects_loopback(family) {
                 Loopback::Redirected
             } else {
@@ -53,7 +54,7 @@ impl Explain for Userspace {
     }
 
     fn selection(&self, port: &ServicePort) -> Selection {
-        let scheduler = plan::scheduler(port, self.options.scheduler);
+        let scheduler = plan::scheduler(port, self.executor.shared().options.scheduler);
         let scheduler = scheduler.unwrap_or_else(|used| used.instead);
         Selection::of_scheduler(scheduler.as_str())
     }
@@ -63,7 +64,7 @@ impl Explain for Userspace {
     }
 
     fn objects(&mut self, _: &ServiceMap, port: &ServicePort) -> Vec<String> {
-        let groups = plan::plan(port, self.options.scheduler);
+        let groups = plan::plan(port, self.executor.shared().options.scheduler);
         let frontends: Vec<Frontend> = groups.into_iter().flat_map(|g| g.frontends).collect();
         let mut objects = self.executor.listeners(&port.name);
         for frontend in frontends {

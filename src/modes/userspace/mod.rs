@@ -83,7 +83,6 @@ use crate::{
 
 /// Userspace mode: the control path, and the workers that relay the bytes.
 pub struct Userspace {
-    options: Options,
     executor: Executor,
     capture: Capture,
     return_path: ReturnPath,
@@ -115,9 +114,10 @@ impl Userspace {
         capture: Capture,
         counters: Counters,
     ) -> io::Result<Self> {
-        let executor = Executor::start(&options, counters, options::IF_TAKEN)?;
+        let executor = Executor::start(options, counters, options::IF_TAKEN)?;
         let shared = Arc::clone(executor.shared());
         let transparent = Arc::clone(&shared.transparent);
+        let options = &shared.options;
         let purpose = if options.transparent {
             return_path::Purpose::ShowClients
         } else {
@@ -125,7 +125,7 @@ impl Userspace {
         };
         let handover = Handover::new(
             shared.counters.connections.clone(),
-            shared.holding.clone(),
+            options.holding.clone(),
             Arc::clone(executor.assignments()),
         );
         Ok(Userspace {
@@ -138,7 +138,6 @@ impl Userspace {
             served: options.node_ports.acted_on(),
             return_path: ReturnPath::new(purpose, transparent, kernel),
             executor,
-            options,
             capture,
             families: PerFamily::default(),
             unlisted: None,
@@ -250,7 +249,7 @@ impl Userspace {
                 names.extend(all.filter(|name| name.family == family).cloned());
             }
         }
-        let (families, scheduler) = (&mut self.families, self.options.scheduler);
+        let (families, scheduler) = (&mut self.families, self.executor.shared().options.scheduler);
         for name in &names {
             reports.get_mut(name.family).examined += 1;
         }
@@ -371,8 +370,10 @@ impl Mode for Userspace {
         let others = self.handover.other_processes();
         let handed_over = self.handover.differs(&others);
         self.executor.set_others(others);
-        self.options.node_ports.update(node);
-        if self.served.differs(&self.options.node_ports) || handed_over {
+        let shared = Arc::clone(self.executor.shared());
+        let options = &shared.options;
+        options.node_ports.update(node);
+        if self.served.differs(&options.node_ports) || handed_over {
             for (_, state) in self.families.iter_mut() {
                 state.invalidate();
             }
@@ -425,7 +426,7 @@ impl Mode for Userspace {
                     let mut report = self.finish(family, done.and_then(Result::ok), report);
                     report.not_served = self.unserved.report(family, map);
                     report.unsupported = unsupported::of_changed(family, map, changes, |port| {
-                        plan::unsupported(port, self.options.scheduler)
+                        plan::unsupported(port, options.scheduler)
                     });
                     if extent == Extent::Full {
                         self.executor.close_inherited(family);
@@ -469,7 +470,7 @@ impl Mode for Userspace {
     async fn externally_modified(&mut self) {
         tokio::select! {
             others = self.handover.changed(self.reported) => self.reported = others,
-            () = self.executor.shared().holding.arrived() => {}
+            () = self.executor.shared().options.holding.arrived() => {}
             // A process that yields writes nothing: the changes are the other process's.
             () = self.capture.externally_modified(), if !self.executor.yields() => {}
         }

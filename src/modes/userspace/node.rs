@@ -20,7 +20,7 @@ impl Userspace {
     pub(super) fn update_node(&mut self, extents: PerFamily<Option<Extent>>) -> Result<(), Error> {
         let extent = extents.v4.max(extents.v6).unwrap_or(Extent::Changed);
         self.executor.count_descriptors(extent);
-        self.node.node_ports = self.options.node_ports.served();
+        self.node.node_ports = self.executor.shared().options.node_ports.served();
         self.node.opens_listeners = !self.executor.yields();
         let known = &mut self.node.addresses;
         if extent == Extent::Full || known.is_empty() {

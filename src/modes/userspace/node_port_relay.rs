@@ -77,7 +77,6 @@ pub fn relayed(port: &ServicePort) -> Option<(u16, Vec<SocketAddr>)> {
 
 /// Listeners on node ports (TCP only), and the workers that relay their connections.
 pub struct NodePortRelay {
-    scheduler: SchedulerName,
     executor: Executor,
     families: PerFamily<FamilyState<()>>,
     node: NodeContext,
@@ -93,17 +92,16 @@ impl NodePortRelay {
     /// # Errors
     /// When its threads cannot be started.
     pub fn new(
-        options: &Options,
+        options: Options,
         addresses: Vec<IpAddr>,
         counters: Counters,
         metrics: RelayMetrics,
     ) -> io::Result<NodePortRelay> {
         let executor = Executor::start(options, counters, IF_TAKEN)?;
         Ok(NodePortRelay {
-            scheduler: options.scheduler,
             handover: Handover::new(
                 executor.shared().counters.connections.clone(),
-                options.holding.clone(),
+                executor.shared().options.holding.clone(),
                 Arc::clone(executor.assignments()),
             ),
             executor,
@@ -176,8 +174,9 @@ impl NodePortRelay {
             examined: names.len(),
             ..SyncReport::default()
         };
+        let scheduler = self.executor.shared().options.scheduler;
         let (state, failures) = (self.families.get_mut(family), &self.metrics.failures);
-        let plan = |port: &ServicePort| Some(vec![plan::node_port(port, self.scheduler)?]);
+        let plan = |port: &ServicePort| Some(vec![plan::node_port(port, scheduler)?]);
         let done = |name, opened: Result<(), String>| {
             if opened.is_err() {
                 failures.with_label_values(&label).inc();
@@ -235,9 +234,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        config::{DetectLocal, NodePortAddresses},
-        modes::userspace::DialLimits,
-        node::NodePorts,
+        modes::userspace,
         services::service_ports::{endpoint, endpoints, service_port},
     };
 
@@ -250,27 +247,13 @@ mod tests {
 
     fn relay() -> NodePortRelay {
         let options = Options {
-            node: "here".into(),
-            port_range: None,
-            udp_timeout: Duration::from_secs(1),
-            scheduler: SchedulerName::Rr,
-            node_ports: Arc::new(NodePorts::new(&NodePortAddresses::default(), None)),
-            detect_local: DetectLocal::NodeCidr,
             workers: 1,
-            transparent: false,
-            dial: DialLimits {
-                attempts: 2,
-                time: Duration::from_secs(5),
-            },
-            tcp_user_timeout: Duration::ZERO,
-            rings: Default::default(),
-            limits: Default::default(),
-            holding: Default::default(),
+            ..userspace::tests::options()
         };
         let registry = Registry::new();
         let counters = Counters::register(&registry).unwrap();
         let metrics = RelayMetrics::register(&registry).unwrap();
-        NodePortRelay::new(&options, vec![own_address()], counters, metrics).unwrap()
+        NodePortRelay::new(options, vec![own_address()], counters, metrics).unwrap()
     }
 
     /// A Service whose node port has an endpoint that sends `byte`.

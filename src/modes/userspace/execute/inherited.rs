@@ -39,7 +39,7 @@ impl Executor {
     /// Takes what other processes gave since the last call: groups that listen where the sockets are
     /// get them.
     pub fn take_inherited(&mut self) {
-        let holding = &self.shared.holding;
+        let holding = &self.shared.options.holding;
         self.assignments.inherit(holding.take_notes());
         for (record, socket) in holding.take_flows() {
             self.assignments.inherit_flow(&record, socket, false);
@@ -49,7 +49,7 @@ impl Executor {
             let groups = self.groups.values_mut();
             groups.for_each(|group| group.begin_turn(&self.shared, &self.workers));
         }
-        let inherited = self.shared.holding.take_inherited();
+        let inherited = self.shared.options.holding.take_inherited();
         // Usually they come before there are groups, or from the holder.
         let open = if inherited.iter().any(InheritedSocket::is_shared) {
             self.open_addresses()

@@ -71,7 +71,7 @@ impl Drop for Listeners {
     /// Connections that the kernel has already completed are still served, unless it is another
     /// process that accepts them.
     fn drop(&mut self) {
-        let is_left = self.shared.holding.is_left();
+        let is_left = self.shared.options.holding.is_left();
         let descriptors = self.descriptors.take().map(Arc::new);
         for WorkerListener {
             worker,
@@ -146,7 +146,7 @@ impl ListenerSet {
     /// Returns a set for `plan` that listens nowhere yet.
     pub fn new(shared: &Arc<Shared>, plan: &GroupPlan, affinity: Option<Arc<Affinity>>) -> Self {
         let label: Arc<str> = plan.name.port.to_string().into();
-        let seed = Seed::of(&shared.node, &label);
+        let seed = Seed::of(&shared.options.node, &label);
         let routing = Routing::new(plan, seed, affinity, None);
         let cluster_local = Arc::clone(&shared.cluster_local);
         let usage = shared.usages.of(&plan.name.port.service);

@@ -81,7 +81,7 @@ impl ListenerSet {
         socket: Weak<dyn Listening>,
         is_shared: bool,
     ) -> Option<Held> {
-        let (holding, address) = (&listeners.shared.holding, listeners.bind.address);
+        let (holding, address) = (&listeners.shared.options.holding, listeners.bind.address);
         let label = Arc::clone(&listeners.label);
         holding.hold(self.name.port.protocol, address, label, socket, is_shared)
     }

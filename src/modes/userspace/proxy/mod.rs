@@ -26,37 +26,30 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
-    time::Duration,
 };
 
 use net::Protocol;
 
 use self::{
-    affinity::PinLimit,
-    captured::Captured,
-    cluster_local::ClusterLocal,
-    counters::Counters,
-    descriptors::Descriptors,
-    dials::DialLog,
-    group::ServiceGroup,
-    memory::Memory,
-    transparent::Transparent,
-    usage::{ConnectionLimits, Usages},
+    affinity::PinLimit, captured::Captured, cluster_local::ClusterLocal, counters::Counters,
+    descriptors::Descriptors, dials::DialLog, group::ServiceGroup, memory::Memory,
+    transparent::Transparent, usage::Usages,
 };
-use super::rings::Rings;
-use crate::{hold::Holding, log_once::LoggedFlag};
+use super::options::Options;
+use crate::{
+    kernel::{memory_limit, socket::local_ports::LocalPorts},
+    log_once::LoggedFlag,
+};
 
 /// State shared by all connections and associations.
 #[derive(Debug)]
 pub struct Shared {
-    /// The node's name.
-    pub node: Arc<str>,
+    /// The settings of the mode.
+    pub options: Options,
     /// The budget of file descriptors.
     pub descriptors: Descriptors,
     /// Usage of each Service and its clients.
     pub usages: Usages,
-    /// Limits of Services that do not request their own.
-    pub limits: ConnectionLimits,
     /// Limit on the number of clients with session affinity that are remembered.
     pub pins: Arc<PinLimit>,
     /// Memory for data that waits for slow receivers.
@@ -65,24 +58,14 @@ pub struct Shared {
     pub counters: Counters,
     /// Resources shared by all UDP flows.
     pub udp: udp::Resources,
-    /// How long an idle UDP client keeps its backend.
-    pub udp_timeout: Duration,
-    /// Limits of a client's search for a backend.
-    pub dial: tcp::Limits,
     /// Attempts to reach endpoints of followed ServicePorts.
     pub dials: Arc<DialLog>,
-    /// How long a peer may leave data unacknowledged; zero for the kernel's limit.
-    pub tcp_user_timeout: Duration,
     /// Distinguishes cluster-local clients from others.
     pub cluster_local: Arc<ClusterLocal>,
     /// Decides which endpoints see the client's address.
     pub transparent: Arc<Transparent>,
     /// Addresses whose connections come to this process.
     pub captured: Arc<Captured>,
-    /// The rings for the workers.
-    pub rings: Rings,
-    /// The holder that keeps sockets from one process to the next.
-    pub holding: Holding,
     /// The first worker for the next listeners.
     pub next_worker: AtomicUsize,
     /// Whether it was logged that local ports run out.
@@ -90,6 +73,34 @@ pub struct Shared {
 }
 
 impl Shared {
+    /// The state of a data path with these `options` that counts with `counters`.
+    pub fn new(options: Options, counters: Counters) -> Arc<Shared> {
+        let cluster_local = Arc::new(ClusterLocal::new(options.detect_local.clone()));
+        let limit = memory_limit::of_this_process();
+        let memory = limit.as_ref().map(|limit| limit.bytes);
+        let descriptors = Descriptors::of_this_process(memory);
+        let most = descriptors.in_memory().map(i64::try_from);
+        counters
+            .memory_descriptors
+            .set(most.map_or(0, |most| most.unwrap_or(i64::MAX)));
+        let local_ports = LocalPorts::of_this_node();
+        Arc::new(Shared {
+            udp: udp::Resources::new(&descriptors, local_ports, options.udp_timeout),
+            options,
+            descriptors,
+            usages: Usages::new(counters.clients.clone()),
+            pins: Arc::new(PinLimit::new(memory, counters.affinity_evicted.clone())),
+            memory: Memory::new(counters.buffered.clone(), limit.as_ref()),
+            counters,
+            dials: Default::default(),
+            transparent: Arc::new(Transparent::new(Arc::clone(&cluster_local))),
+            cluster_local,
+            captured: Default::default(),
+            next_worker: Default::default(),
+            ports_logged: Default::default(),
+        })
+    }
+
     /// The first worker for the next listeners, which have this many `sockets`.
     pub fn next_worker(&self, sockets: usize) -> usize {
         self.next_worker.fetch_add(sockets, Relaxed)

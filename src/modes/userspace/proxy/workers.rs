@@ -74,20 +74,20 @@ impl Workers {
             let placement = worker.placement.clone();
             worker.spawn(async move || {
                 let accept = async |listener: &Arc<tcp::Listener>| {
-                    if shared.holding.is_left() || listener.is_left() {
+                    if shared.options.holding.is_left() || listener.is_left() {
                         return Remaining::Waiting;
                     }
                     tcp::accept(&shared, &placement, listener).await
                 };
                 poller.run(accept).await;
             });
-            if let Some(ring) = shared_by_udp.rings.take() {
+            if let Some(ring) = shared_by_udp.options.rings.take() {
                 worker.spawn(|| tcp::ring::run(ring));
             }
             let (poller, shared) = (Arc::clone(&worker.udp), shared_by_udp);
             worker.spawn(async move || {
                 let receive = async |listener: &Arc<udp::Listener>| {
-                    if shared.holding.is_left() || listener.is_left() {
+                    if shared.options.holding.is_left() || listener.is_left() {
                         return Remaining::Waiting;
                     }
                     udp::receive(listener)

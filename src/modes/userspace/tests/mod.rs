@@ -18,7 +18,7 @@ use net::{Family, Frontend, Protocol};
 use socket2::SockRef;
 
 use super::{
-    Counters, Descriptors, DialLimits, Dials, Rings,
+    Counters, Descriptors, DialLimits, Dials, Options, Rings,
     listeners::{ListenerSet, redirect_ports::RedirectPorts},
     plan::{GroupPlan, Target},
     proxy::{
@@ -27,8 +27,9 @@ use super::{
     },
 };
 use crate::{
-    config::DetectLocal,
+    config::{DetectLocal, NodePortAddresses},
     kernel::socket::{listening::Bind, local_ports::LocalPorts},
+    node::NodePorts,
     sched::SchedulerName,
     services::Retry,
 };
@@ -127,32 +128,51 @@ pub(in crate::modes::userspace) fn shared() -> Arc<Shared> {
     shared_with(Rings::default(), "here", UDP_TIMEOUT)
 }
 
+/// Default settings.
+pub(in crate::modes::userspace) fn options() -> Options {
+    Options {
+        node: "here".into(),
+        port_range: None,
+        udp_timeout: UDP_TIMEOUT,
+        scheduler: SchedulerName::Rr,
+        node_ports: Arc::new(NodePorts::new(&NodePortAddresses::default(), None)),
+        detect_local: DetectLocal::NodeCidr,
+        workers: 2,
+        transparent: false,
+        dial: DialLimits {
+            attempts: 8,
+            time: Duration::from_secs(5),
+        },
+        tcp_user_timeout: Duration::from_secs(120),
+        limits: Default::default(),
+        holding: Default::default(),
+        rings: Rings::default(),
+    }
+}
+
 fn shared_with(rings: Rings, node: &str, udp_timeout: Duration) -> Arc<Shared> {
+    let options = Options {
+        node: node.into(),
+        udp_timeout,
+        rings,
+        ..options()
+    };
     let cluster_local = Arc::new(ClusterLocal::new(DetectLocal::NodeCidr));
     let descriptors = Descriptors::of_this_process(None);
     let counters = Counters::register(&prometheus::Registry::new()).unwrap();
     let ports = LocalPorts::with_most(UDP_PORTS);
     Arc::new(Shared {
-        node: node.into(),
+        options,
         udp: Resources::new(&descriptors, ports, udp_timeout),
         descriptors,
         usages: Usages::new(counters.clients.clone()),
-        limits: Default::default(),
         pins: Arc::new(PinLimit::new(None, counters.affinity_evicted.clone())),
         memory: Memory::new(counters.buffered.clone(), None),
         counters,
-        udp_timeout,
-        dial: DialLimits {
-            attempts: 8,
-            time: Duration::from_secs(5),
-        },
         dials: Default::default(),
-        tcp_user_timeout: Duration::from_secs(120),
-        rings,
         transparent: Arc::new(Transparent::new(Arc::clone(&cluster_local))),
         cluster_local,
         captured: Default::default(),
-        holding: Default::default(),
         next_worker: Default::default(),
         ports_logged: Default::default(),
     })

@@ -469,7 +469,7 @@ fn a_client_that_only_listens_waits_no_longer_than_a_search_may_take() {
     let proxy = Proxy::new(Protocol::Tcp, &slow);
     let begun = Instant::now();
     is_reset(&mut proxy.connect());
-    let most = proxy.shared.dial.time + hold;
+    let most = proxy.shared.options.dial.time + hold;
     assert!(begun.elapsed() < most + hold, "{:?}", begun.elapsed());
 }
 

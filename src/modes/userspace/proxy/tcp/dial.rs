@@ -63,7 +63,7 @@ pub struct Search<'a> {
 impl<'a> Search<'a> {
     /// A search for `flow` among the service group's endpoints, with what `retry` allows.
     pub fn new(ticket: &'a mut Ticket, flow: Flow, retry: Retry) -> Self {
-        let limits = ticket.shared.dial;
+        let limits = ticket.shared.options.dial;
         Search {
             ticket,
             flow,
@@ -157,7 +157,7 @@ impl<'a> Search<'a> {
     pub fn answered_late(&mut self, time: Duration) {
         self.waited(time);
         if !std::mem::replace(&mut self.was_late, true) {
-            let least = TIMEOUTS[0].min(self.ticket.shared.dial.time);
+            let least = TIMEOUTS[0].min(self.ticket.shared.options.dial.time);
             self.limits.time = self.limits.time.max(least);
         }
     }

@@ -136,7 +136,7 @@ pub async fn forward(
     // accepts nothing, only shows its reset when queried.
     let mut closed = None;
     let mut stalled = false;
-    let limit = ticket.shared.tcp_user_timeout;
+    let limit = ticket.shared.options.tcp_user_timeout;
     let (mut client_silent, mut backend_silent) = (Silence::default(), Silence::default());
     let mut young = true;
     let first = if limit.is_zero() {

@@ -99,7 +99,7 @@ pub async fn accept(
     listener: &Arc<Listener>,
 ) -> Remaining {
     let group = &listener.address.group;
-    let limits = group.limits(shared.limits);
+    let limits = group.limits(shared.options.limits);
     for _ in 0..TURN {
         if leaves_to_others(shared, group) {
             shared.counters.accept_paused.inc();

@@ -248,7 +248,7 @@ impl Associations {
     /// A ticket for a flow; `None` if its Service or its client is at its limit.
     fn admit(&self, flow: &Flow) -> Option<Ticket> {
         let (shared, group) = (&self.shared, &self.group);
-        let limits = group.limits(shared.limits);
+        let limits = group.limits(shared.options.limits);
         Ticket::request(shared, group, Protocol::Udp, limits)?.admit(flow, limits)
     }
 
@@ -388,7 +388,7 @@ impl Associations {
 
     /// Maximum idle time of the association.
     fn idle_limit(&self, association: &Association) -> Duration {
-        let timeout = self.shared.udp_timeout;
+        let timeout = self.shared.options.udp_timeout;
         if self.shared.descriptors.short() {
             return timeout.min(SHORT_OF_DESCRIPTORS);
         }

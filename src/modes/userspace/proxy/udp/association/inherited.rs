@@ -154,7 +154,7 @@ impl Associations {
         idle: Duration,
         passed: Option<Passed>,
     ) {
-        let timeout = self.shared.udp_timeout;
+        let timeout = self.shared.options.udp_timeout;
         if idle >= timeout {
             return;
         }
