@@ -4,7 +4,7 @@
 mod close;
 mod compare;
 mod expected;
-mod hand_over;
+mod frame;
 mod inherited;
 #[cfg(test)]
 pub mod listening;
@@ -35,7 +35,10 @@ use super::{
 };
 use crate::{
     kernel::socket::{bound::BoundAddress, listening::Bind, owner::Sockets},
-    modes::{handover::OtherProcesses, progress::SyncProgress},
+    modes::{
+        handover::{Handover, OtherProcesses},
+        progress::SyncProgress,
+    },
     services::{ServiceMap, ServicePort, ServicePortName},
 };
 
@@ -62,8 +65,11 @@ pub struct Executor {
     /// Local ports to which rules of an ended process redirect.
     previous: PreviousPorts,
     unfiltered: Unfiltered,
+    handover: Handover,
     /// The other processes that the current sync acts on.
     others: OtherProcesses,
+    /// The other processes for which a sync was requested.
+    reported: OtherProcesses,
     progress: PerFamily<SyncProgress>,
     /// Remedy if another program uses the port of an address.
     if_taken: &'static str,
@@ -92,13 +98,19 @@ impl Executor {
         let workers = Workers::start(options.workers, &shared)?;
         let descriptors = shared.descriptors.clone();
         descriptors.count(0);
+        let assignments = Arc::<Assignments>::default();
+        let handover = Handover::new(
+            shared.counters.connections.clone(),
+            options.holding.clone(),
+            Arc::clone(&assignments),
+        );
         Ok(Executor {
             loads: Loads::new(&shared.dials, &shared.captured),
             ports: RedirectPorts::new(options.port_range.clone(), descriptors),
             shared,
             groups: HashMap::new(),
             expected: Expected::default(),
-            assignments: Arc::default(),
+            assignments,
             desired: Desired::new(),
             changed: PerFamily::default(),
             closing: BTreeMap::new(),
@@ -107,7 +119,9 @@ impl Executor {
             inherited: InheritedSockets::default(),
             previous: PreviousPorts::default(),
             unfiltered: Unfiltered::default(),
+            handover,
             others: OtherProcesses::default(),
+            reported: OtherProcesses::default(),
             progress: PerFamily::default(),
             if_taken,
             present: None,
@@ -118,11 +132,6 @@ impl Executor {
     /// State shared by all connections of its groups.
     pub fn shared(&self) -> &Arc<Shared> {
         &self.shared
-    }
-
-    /// The endpoint to which each client is assigned.
-    pub fn assignments(&self) -> &Arc<Assignments> {
-        &self.assignments
     }
 
     /// Counts the open descriptors, in a sync that compares `extent`.

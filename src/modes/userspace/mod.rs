@@ -68,11 +68,7 @@ use self::{
 };
 use super::{
     Asked, Compared, Difference, ExplainResult, Mode, Outcomes, Packet, SyncReport, both_failed,
-    explain::Explain,
-    handover::{Handover, OtherProcesses},
-    progress::SyncProgress,
-    state::FamilyState,
-    unsupported,
+    explain::Explain, handover::Handover, progress::SyncProgress, state::FamilyState, unsupported,
 };
 use crate::{
     config::ModeName,
@@ -94,9 +90,6 @@ pub struct Userspace {
     /// Why the node's addresses are those of an earlier listing; `None` if they are up to date.
     unlisted: Option<String>,
     unserved: Unserved,
-    /// The other processes for which a sync was requested.
-    reported: OtherProcesses,
-    handover: Handover,
     /// Whether the ports to which rules of an ended process redirect are known.
     knows_previous_ports: PerFamily<bool>,
     /// Whether the kernel settings were written, as far as possible.
@@ -123,11 +116,6 @@ impl Userspace {
         } else {
             return_path::Purpose::RemoveStale
         };
-        let handover = Handover::new(
-            shared.counters.connections.clone(),
-            options.holding.clone(),
-            Arc::clone(executor.assignments()),
-        );
         Ok(Userspace {
             node: NodeContext {
                 methods: capture.methods(),
@@ -142,8 +130,6 @@ impl Userspace {
             families: PerFamily::default(),
             unlisted: None,
             unserved: Unserved::default(),
-            reported: OtherProcesses::default(),
-            handover,
             knows_previous_ports: PerFamily::default(),
             is_prepared: false,
         })
@@ -156,18 +142,12 @@ impl Userspace {
 
     /// The handover to and from other processes.
     pub fn handover(&self) -> Handover {
-        self.handover.clone()
+        self.executor.handover().clone()
     }
 
     /// The extent of each family's sync.
     fn extents(&self, asked: Asked<'_>) -> PerFamily<Option<Extent>> {
-        asked.map(|family, changes| {
-            let changes = changes?;
-            Some(match Extent::of(self.families.get(family), changes) {
-                Extent::Retry if self.unlisted.is_some() => Extent::Full,
-                extent => extent,
-            })
-        })
+        asked.map(|family, changes| Some(Extent::of(self.families.get(family), changes?)))
     }
 
     /// Writes kernel settings once: later changes are an administrator's choice.
@@ -235,18 +215,9 @@ impl Userspace {
     ) {
         let mut names = BTreeSet::new();
         for (family, changes) in asked {
-            let extent = *extents.get(family);
-            let Some(changes) = changes.filter(|_| extent.is_some()) else {
-                continue;
-            };
-            names.extend(changes.ports.iter().cloned());
-            if extent >= Some(Extent::Retry) {
-                names.extend(self.families.get(family).failed().keys().cloned());
-            }
-            if extent == Some(Extent::Full) {
-                let all = map.iter().map(|port| &port.name);
-                let all = all.chain(self.executor.ports());
-                names.extend(all.filter(|name| name.family == family).cloned());
+            if let Some(changes) = changes.filter(|_| extents.get(family).is_some()) {
+                let state = self.families.get(family);
+                names.extend(self.executor.due(family, state, map, changes, |_| true));
             }
         }
         let (families, scheduler) = (&mut self.families, self.executor.shared().options.scheduler);
@@ -312,6 +283,9 @@ impl Userspace {
     ) -> SyncReport {
         let state = self.families.get_mut(family);
         state.applied();
+        if self.unlisted.is_some() {
+            state.suspect();
+        }
         if let Some(captured) = captured {
             let changed = mem::take(self.executor.changed(family));
             let uncaptured = state.pending();
@@ -367,20 +341,17 @@ impl Mode for Userspace {
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
         self.write_settings();
         let node = map.this_node();
-        let others = self.handover.other_processes();
-        let handed_over = self.handover.differs(&others);
-        self.executor.set_others(others);
+        // First: as long as inherited sockets arrive, further syncs are requested.
+        self.executor.begin_sync(&mut self.families);
         let shared = Arc::clone(self.executor.shared());
         let options = &shared.options;
         options.node_ports.update(node);
-        if self.served.differs(&options.node_ports) || handed_over {
+        if self.served.differs(&options.node_ports) {
             for (_, state) in self.families.iter_mut() {
                 state.invalidate();
             }
         }
         let extents = self.extents(asked);
-        // First: as long as inherited sockets arrive, further syncs are requested.
-        self.executor.take_inherited();
         if let Err(error) = self.update_node(extents) {
             return both_failed(asked, error);
         }
@@ -393,7 +364,7 @@ impl Mode for Userspace {
         let mut reports = PerFamily::default();
         self.sync_groups(map, asked, extents, &mut reports);
         let scopes = self.scopes(asked, extents);
-        let capturing = self.handover.capturing().await;
+        let capturing = self.executor.handover().capturing().await;
         let mut captured = if capturing.is_some() && !self.executor.yields() {
             self.executor.count_captured(&scopes);
             let captured = self.capture.sync(self.executor.desired(), &scopes).await;
@@ -406,12 +377,10 @@ impl Mode for Userspace {
             capture::Outcomes::default()
         };
         drop(capturing);
-        // A family that was not asked for is synced later. A family whose leftovers of an ended
-        // process are not known does not affect the other one's connections.
-        let is_of_all = asked.v4.is_some() && asked.v6.is_some();
-        if is_of_all && extents.iter().any(|(_, extent)| extent.is_some()) {
-            self.handover.acted_on(others);
-            self.reported = others;
+        // A family whose leftovers of an ended process are not known does not affect the other
+        // one's connections.
+        if extents.iter().any(|(_, extent)| extent.is_some()) {
+            self.executor.end_sync(asked);
         }
 
         extents.map(|family, extent| {
@@ -468,11 +437,13 @@ impl Mode for Userspace {
     }
 
     async fn externally_modified(&mut self) {
+        let yields = self.executor.yields();
+        let shared = Arc::clone(self.executor.shared());
         tokio::select! {
-            others = self.handover.changed(self.reported) => self.reported = others,
-            () = self.executor.shared().options.holding.arrived() => {}
+            () = self.executor.others_changed() => {}
+            () = shared.options.holding.arrived() => {}
             // A process that yields writes nothing: the changes are the other process's.
-            () = self.capture.externally_modified(), if !self.executor.yields() => {}
+            () = self.capture.externally_modified(), if !yields => {}
         }
     }
 

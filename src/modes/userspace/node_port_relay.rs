@@ -4,7 +4,6 @@
 //! Nothing is captured: it listens on the addresses themselves.
 
 use std::{
-    collections::BTreeSet,
     io,
     net::{IpAddr, SocketAddr},
     sync::Arc,
@@ -22,11 +21,7 @@ use super::{
 };
 use crate::{
     family_metrics::{FAMILY, counter, registered},
-    modes::{
-        Asked, Difference, SyncReport,
-        handover::{Handover, OtherProcesses},
-        state::FamilyState,
-    },
+    modes::{Asked, Difference, SyncReport, handover::Handover, state::FamilyState},
     node::Served,
     sched::SchedulerName,
     services::{Changes, ServiceMap, ServicePort, ServicePortName},
@@ -80,9 +75,6 @@ pub struct NodePortRelay {
     executor: Executor,
     families: PerFamily<FamilyState<()>>,
     node: NodeContext,
-    /// The other processes for which a sync was requested.
-    reported: OtherProcesses,
-    handover: Handover,
     metrics: RelayMetrics,
 }
 
@@ -99,11 +91,6 @@ impl NodePortRelay {
     ) -> io::Result<NodePortRelay> {
         let executor = Executor::start(options, counters, IF_TAKEN)?;
         Ok(NodePortRelay {
-            handover: Handover::new(
-                executor.shared().counters.connections.clone(),
-                executor.shared().options.holding.clone(),
-                Arc::clone(executor.assignments()),
-            ),
             executor,
             families: PerFamily::default(),
             node: NodeContext {
@@ -112,14 +99,13 @@ impl NodePortRelay {
                 node_ports: Arc::new(Served::All),
                 opens_listeners: true,
             },
-            reported: OtherProcesses::default(),
             metrics,
         })
     }
 
     /// The handover to and from other processes.
     pub fn handover(&self) -> Handover {
-        self.handover.clone()
+        self.executor.handover().clone()
     }
 
     /// Returns whether it serves addresses of `family`.
@@ -131,25 +117,15 @@ impl NodePortRelay {
     /// Makes the listeners match `map` for the families that are `asked` for. Returns the failures
     /// of each family.
     pub fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> PerFamily<Option<SyncReport>> {
-        let others = self.handover.other_processes();
-        let handed_over = self.handover.differs(&others);
-        self.executor.set_others(others);
+        self.executor.begin_sync(&mut self.families);
         self.node.opens_listeners = !self.executor.yields();
-        if handed_over {
-            for (_, state) in self.families.iter_mut() {
-                state.invalidate();
-            }
-        }
-        self.executor.take_inherited();
         let reports = asked.map(|family, changes| {
             let changes = changes.filter(|_| self.serves(family))?;
             Some(self.sync_family(family, map, changes))
         });
         // Without a listener there is nothing to hand over.
-        let listens = self.executor.ports().next().is_some() || self.handover.has_served();
-        if listens && asked.v4.is_some() && asked.v6.is_some() {
-            self.handover.acted_on(others);
-            self.reported = others;
+        if self.executor.ports().next().is_some() || self.executor.handover().has_served() {
+            self.executor.end_sync(asked);
         }
         reports
     }
@@ -166,16 +142,20 @@ impl NodePortRelay {
     }
 
     fn sync_family(&mut self, family: Family, map: &ServiceMap, changes: &Changes) -> SyncReport {
-        let extent = Extent::of(self.families.get(family), changes);
+        let state = self.families.get_mut(family);
+        let extent = Extent::of(state, changes);
         self.executor.count_descriptors(extent);
-        let names = self.due(family, map, changes, extent);
+        let has_node_port = |port: &ServicePort| port.node_port.is_some();
+        let names = self
+            .executor
+            .due(family, state, map, changes, has_node_port);
         let label = [family.to_string()];
         let mut report = SyncReport {
             examined: names.len(),
             ..SyncReport::default()
         };
         let scheduler = self.executor.shared().options.scheduler;
-        let (state, failures) = (self.families.get_mut(family), &self.metrics.failures);
+        let failures = &self.metrics.failures;
         let plan = |port: &ServicePort| Some(vec![plan::node_port(port, scheduler)?]);
         let done = |name, opened: Result<(), String>| {
             if opened.is_err() {
@@ -199,28 +179,10 @@ impl NodePortRelay {
         report
     }
 
-    /// The ServicePorts that a sync of `family` compares.
-    fn due(
-        &self,
-        family: Family,
-        map: &ServiceMap,
-        changes: &Changes,
-        extent: Extent,
-    ) -> BTreeSet<ServicePortName> {
-        if extent == Extent::Full {
-            let all = map.iter().filter(|port| port.node_port.is_some());
-            let all = all.map(|port| &port.name).chain(self.executor.ports());
-            return all.filter(|name| name.family == family).cloned().collect();
-        }
-        let failed = self.families.get(family).failed().keys();
-        let again = failed.filter(|_| extent == Extent::Retry);
-        changes.ports.iter().chain(again).cloned().collect()
-    }
-
     /// Waits until another process starts or stops taking over from this one; then a sync of both
     /// families is due.
     pub async fn other_processes_changed(&mut self) {
-        self.reported = self.handover.changed(self.reported).await;
+        self.executor.others_changed().await;
     }
 }
 
