@@ -38,7 +38,7 @@ pub struct Steps {
 }
 
 impl Applied {
-    /// The desired state of a family. Frontends that cannot be captured are added to `report`.
+    /// The desired state of a family. What an operator should know is added to `report`.
     pub fn of(desired: &Desired, environment: &Environment, report: &mut Report) -> Applied {
         let mut applied = Applied::default();
         let ours = desired.keys().filter(|f| f.family == environment.family);
@@ -130,26 +130,19 @@ impl Applied {
     }
 }
 
+/// How packets for `frontend` are delivered; `None` if it is not desired.
 fn delivery(
     frontend: &Frontend,
     desired: &Desired,
     environment: &Environment,
     report: &mut Report,
 ) -> Option<Delivery> {
-    let target = desired.get(frontend)?;
-    match plan::delivery(frontend, target, environment) {
-        Ok(delivery) => {
-            if delivery == Delivery::WholeAddress && environment.matches_ports {
-                report.messages.push(format!(
-                    "{frontend}: all ports of the address reach programs that listen on all \
-                     addresses of this node, because routing rules cannot match port 65535"
-                ));
-            }
-            Some(delivery)
-        }
-        Err(reason) => {
-            report.failed.push((*frontend, reason));
-            None
-        }
+    let delivery = plan::delivery(frontend, desired.get(frontend)?, environment);
+    if delivery == Delivery::WholeAddress && environment.matches_ports {
+        report.messages.push(format!(
+            "{frontend}: all ports of the address reach programs that listen on all addresses of \
+             this node, because routing rules cannot match port 65535"
+        ));
     }
+    Some(delivery)
 }

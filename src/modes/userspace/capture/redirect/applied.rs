@@ -48,18 +48,13 @@ fn possible<'a>(
     report: &mut Report,
 ) -> Option<&'a Target> {
     let target = target?;
-    let family = environment.family;
     let matches_sctp = environment.features.contains(Extension::Sctp);
-    let reason = match frontend.address {
-        Some(ip) if Family::of(&ip) != family => format!("{ip} is no {family} address"),
-        _ if frontend.protocol == Protocol::Sctp && !matches_sctp => {
-            "it cannot be refused without the sctp match".to_owned()
-        }
-        _ if frontend.port == 0 || target.port == 0 => "port 0 cannot be called".to_owned(),
-        _ => return Some(target),
-    };
-    report.failed.push((*frontend, reason));
-    None
+    if frontend.protocol == Protocol::Sctp && !matches_sctp {
+        let reason = "it cannot be refused without the sctp match".to_owned();
+        report.failed.push((*frontend, reason));
+        return None;
+    }
+    Some(target)
 }
 
 /// The steps that turn the chains `from` into the chains `to`.
