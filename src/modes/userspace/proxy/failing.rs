@@ -32,12 +32,8 @@ const TRIAL: Duration = Duration::from_secs(8);
 /// doubled.
 const SWEEP_AT: usize = 64;
 
-/// Maximum number of endpoints of a service group that are named in the log at a time: all may fail
-/// at once.
-const NAMED: usize = 5;
-
-/// Number of failures in a row after which an endpoint is named: failures of up to a second are not
-/// logged.
+/// Number of failures in a row after which an endpoint is named in the log: failures of up to a
+/// second are not logged.
 const NAMED_AFTER: u32 = 2;
 
 /// Endpoints that failed recently; usually none.
@@ -53,19 +49,9 @@ pub struct Failing {
 #[derive(Debug, Default)]
 struct Table {
     ejections: HashMap<SocketAddr, Ejection>,
-    /// Endpoints that need not be named in the log, because this group or other code has named
-    /// them.
-    logged: HashMap<SocketAddr, Logged>,
     /// When all of them will be forgotten.
     last: Option<Instant>,
     sweep_at: usize,
-}
-
-/// Which code logged that an endpoint is ejected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Logged {
-    Here,
-    Elsewhere,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -122,8 +108,8 @@ impl Ejected<'_> {
 
 impl Failing {
     /// Records that the endpoint refused a connection, did not answer in time, or reset the
-    /// connection before it sent anything. Returns the number of failures in a row, if it should be
-    /// logged.
+    /// connection before it sent anything. Returns the number of failures in a row when it should
+    /// be logged.
     pub fn failed(&self, endpoint: SocketAddr) -> Option<u32> {
         let now = Instant::now();
         let mut table = self.table.lock();
@@ -134,11 +120,7 @@ impl Failing {
             return None;
         }
         if table.ejections.len() >= table.sweep_at.max(SWEEP_AT) {
-            let Table {
-                ejections, logged, ..
-            } = &mut *table;
-            ejections.retain(|_, e| e.forgotten() > now);
-            logged.retain(|endpoint, _| ejections.contains_key(endpoint));
+            table.ejections.retain(|_, e| e.forgotten() > now);
             table.sweep_at = table.ejections.len() * 2;
         }
         let failures = before.map_or(0, |ejection| ejection.failures);
@@ -149,37 +131,19 @@ impl Failing {
         };
         table.put(endpoint, ejection);
         self.any.store(true, Relaxed);
-        let is_new = ejection.failures >= NAMED_AFTER && !table.logged.contains_key(&endpoint);
-        let named = || {
-            table
-                .logged
-                .values()
-                .filter(|one| **one == Logged::Here)
-                .count()
-        };
-        if !is_new || named() >= NAMED {
-            return None;
-        }
-        table.logged.insert(endpoint, Logged::Here);
-        Some(ejection.failures)
-    }
-
-    /// Records that other code logged why the endpoint is not used.
-    pub fn is_known(&self, endpoint: SocketAddr) {
-        let mut table = self.table.lock();
-        table.logged.entry(endpoint).or_insert(Logged::Elsewhere);
+        Some(ejection.failures).filter(|failures| *failures == NAMED_AFTER)
     }
 
     /// Records that the endpoint sent something, or did not reset the connection for a while.
-    /// Returns whether its ejection was logged.
+    /// Returns whether it was ejected long enough to be named.
     pub fn answered(&self, endpoint: SocketAddr) -> bool {
         if !self.any.load(Relaxed) {
             return false;
         }
         let mut table = self.table.lock();
-        table.ejections.remove(&endpoint);
+        let ejection = table.ejections.remove(&endpoint);
         self.any.store(!table.ejections.is_empty(), Relaxed);
-        table.logged.remove(&endpoint) == Some(Logged::Here)
+        ejection.is_some_and(|ejection| ejection.failures >= NAMED_AFTER)
     }
 
     /// The endpoints to skip now, if there may be any.
@@ -220,23 +184,17 @@ mod tests {
     async fn who_fails_again_is_named_until_it_answers() {
         let failing = Failing::default();
         let (a, b) = (endpoint(1), endpoint(2));
-        failing.is_known(b);
         let fails = async |endpoint| {
             let first = failing.failed(endpoint);
             advance(FIRST).await;
             (first, failing.failed(endpoint))
         };
         assert_eq!(fails(a).await, (None, Some(2)));
-        assert_eq!(fails(b).await, (None, None), "the reason is known");
+        assert_eq!(failing.failed(b), None);
         advance(LONGEST).await;
         assert_eq!(failing.failed(a), None, "it is named");
         assert!(failing.answered(a) && !failing.answered(b));
         assert_eq!(fails(a).await, (None, Some(2)));
-        let mut named = 0;
-        for last in 10..30 {
-            named += usize::from(fails(endpoint(last)).await.1.is_some());
-        }
-        assert_eq!(named, NAMED - 1);
     }
 
     #[tokio::test(start_paused = true)]

@@ -230,9 +230,9 @@ impl ServiceGroup {
         }
     }
 
-    /// Records that other code logged why `endpoint` is not used.
-    pub fn is_known(&self, endpoint: SocketAddr) {
-        self.failing.is_known(endpoint);
+    /// Ejects `endpoint` as if it had failed. The caller logs why.
+    pub fn eject(&self, endpoint: SocketAddr) {
+        self.failing.failed(endpoint);
     }
 
     /// Returns whether `endpoint` did not answer recently, and is skipped while others are

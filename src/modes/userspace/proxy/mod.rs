@@ -117,7 +117,8 @@ impl Shared {
     fn comes_back(&self, group: &ServiceGroup, protocol: Protocol, endpoint: SocketAddr) -> bool {
         let owner = self.captured.owner_at(protocol, endpoint);
         if owner.is_some() {
-            group.is_known(endpoint);
+            // From now on, a failure that its callers record does not count.
+            group.eject(endpoint);
         }
         if let Some(owner) = &owner
             && group.comes_back_logged.is_first()
