@@ -58,8 +58,8 @@ impl Listening {
             Protocol::Tcp => {
                 let all = worker.tcp.all().into_iter();
                 let listeners = all.filter_map(|one| {
-                    let at = one.socket.local_addr().ok()?;
-                    let address = Arc::clone(&one.address);
+                    let at = one.address()?;
+                    let address = Arc::clone(&one.of);
                     let group = Arc::clone(&address.group);
                     Some(Listener {
                         at,
@@ -72,8 +72,8 @@ impl Listening {
             Protocol::Udp | Protocol::Sctp => {
                 let all = worker.udp.all().into_iter();
                 let listeners = all.filter_map(|one| {
-                    let (at, group) = one.place();
-                    let (at, address) = (at.ok()?, None);
+                    let (at, address) = (one.address()?, None);
+                    let group = Arc::clone(one.of.group());
                     Some(Listener { at, group, address })
                 });
                 listeners.collect()

@@ -1,15 +1,9 @@
 //! Sockets that no longer listen although this process did not close them: another program may end
 //! them in the kernel (`ss -K`, SOCK_DESTROY of `sock_diag(7)`).
 
-use std::{io, mem, net::SocketAddr, os::fd::AsFd, sync::Arc};
+use std::{io, mem, net::SocketAddr, sync::Arc};
 
-use net::Protocol;
-
-use super::{ListenerSet, Listeners, WorkerListener};
-use crate::kernel::socket::{
-    listening::{self, identity},
-    poller::{Poller, Token},
-};
+use super::{ListenerSet, Listeners, WorkerListener, bound};
 
 impl ListenerSet {
     /// The addresses on which one of its sockets no longer listens.
@@ -36,33 +30,16 @@ impl ListenerSet {
     }
 
     fn reopen(&self, listeners: &mut Listeners) -> io::Result<()> {
+        let protocol = listeners.protocol;
         for number in 0..listeners.on.len() {
-            let on = &listeners.on[number];
-            if !on.has_ended(self.name.port.protocol) {
-                continue;
+            let WorkerListener { worker, token, .. } = &listeners.on[number];
+            if worker.has_ended(protocol, *token) {
+                let (worker, ended) = (Arc::clone(worker), *token);
+                let socket = bound(protocol, listeners.bind)?;
+                listeners.on[number] = self.on(listeners, &worker, socket, false)?;
+                // The associations of a UDP socket send their answers through it.
+                worker.remove(protocol, ended);
             }
-            let worker = Arc::clone(&on.worker);
-            let fresh = match &self.associations {
-                Some(associations) => {
-                    let socket = listening::udp(listeners.bind)?;
-                    let fresh = self.on_udp(listeners, &worker, socket, associations, false)?;
-                    // Its associations send their answers through it.
-                    if let Some(ended) = worker.udp.remove(listeners.on[number].token) {
-                        ended.close();
-                    }
-                    fresh
-                }
-                None => {
-                    let Some(ended) = worker.tcp.get(on.token) else {
-                        continue;
-                    };
-                    let socket = listening::tcp(listeners.bind)?;
-                    let fresh = self.on_tcp(listeners, &worker, socket, &ended.address, false)?;
-                    worker.tcp.remove(listeners.on[number].token);
-                    fresh
-                }
-            };
-            listeners.on[number] = fresh;
         }
         Ok(())
     }
@@ -70,20 +47,7 @@ impl ListenerSet {
 
 impl Listeners {
     fn has_ended(&self) -> bool {
-        self.on.iter().any(|on| on.has_ended(self.protocol))
+        let mut on = self.on.iter();
+        on.any(|on| on.worker.has_ended(self.protocol, on.token))
     }
-}
-
-impl WorkerListener {
-    fn has_ended(&self, protocol: Protocol) -> bool {
-        match protocol {
-            Protocol::Udp => has_ended(&self.worker.udp, self.token),
-            _ => has_ended(&self.worker.tcp, self.token),
-        }
-    }
-}
-
-fn has_ended<S: AsFd + 'static>(poller: &Poller<S>, token: Token) -> bool {
-    let socket = poller.get(token);
-    socket.is_none_or(|socket| identity(&*socket).is_none())
 }

@@ -16,7 +16,7 @@ use std::{
 use net::{Family, Frontend, Protocol};
 use socket2::Socket;
 
-use self::{inherited::adopt, on_worker::go_on, redirect_ports::RedirectPort};
+use self::{inherited::adopt, on_worker::serve_rest, redirect_ports::RedirectPort};
 use super::{
     plan::{GroupName, GroupPlan},
     proxy::{
@@ -36,7 +36,6 @@ use crate::{
         filter::Filter,
         listening::{self, Bind},
         poller::Token,
-        records,
     },
     sched::Seed,
 };
@@ -52,7 +51,7 @@ struct Listeners {
     /// The name of their service group for other processes.
     label: Arc<str>,
     on: Vec<WorkerListener>,
-    in_use: InUse,
+    address: Arc<ListenerAddress>,
     shared: Arc<Shared>,
     descriptors: Option<Permits>,
 }
@@ -79,24 +78,10 @@ impl Drop for Listeners {
             held,
         } in self.on.drain(..)
         {
-            if self.protocol == Protocol::Udp {
-                if let Some(listener) = worker.udp.remove(token) {
-                    listener.close();
-                }
-                continue;
+            let listener = worker.remove(self.protocol, token);
+            if let Some(listener) = listener.filter(|one| !is_left && !one.is_left()) {
+                serve_rest(&worker, &self.shared, listener, (descriptors.clone(), held));
             }
-            let listener = worker.tcp.remove(token);
-            let Some(listener) = listener.filter(|one| !is_left && !one.is_left()) else {
-                continue;
-            };
-            let (shared, descriptors) = (Arc::clone(&self.shared), descriptors.clone());
-            let placement = worker.placement.clone();
-            worker.spawn(|| async move {
-                tcp::serve_rest(&shared, &placement, &listener);
-                // The holder or a successor may have another descriptor.
-                records::stop_listening(&listener);
-                drop((listener, descriptors, held));
-            });
         }
     }
 }
@@ -108,8 +93,8 @@ impl Listeners {
         if self.protocol != Protocol::Tcp {
             return outcome;
         }
+        self.address.filtered.store(true, Relaxed);
         for listener in self.on.iter().filter_map(|l| l.worker.tcp.get(l.token)) {
-            listener.address.filtered.store(true, Relaxed);
             outcome = outcome.and(filter.attach(&listener.socket));
         }
         outcome
@@ -268,54 +253,35 @@ impl ListenerSet {
         // The local port's own descriptor counts for one of the listeners.
         let own = usize::from(self.local_port_at(bind.address).is_some());
         let descriptors = shared.descriptors.take_for_service(count - own)?;
-        let address = Arc::new(ListenerAddress {
-            group: Arc::clone(&self.group),
-            called: self.called(bind.address),
-            // Waiting connections may have a filter of the process before.
-            filtered: (!self.filter.is_empty() || !inherited.is_empty()).into(),
-        });
+        let protocol = self.name.port.protocol;
         // Should anything fail, its drop closes what is open by then.
         let mut listeners = Listeners {
             bind,
-            protocol: self.name.port.protocol,
+            protocol,
             label: self.name.label(),
             on: Vec::with_capacity(count),
-            in_use: Arc::downgrade(&address),
+            address: Arc::new(ListenerAddress {
+                group: Arc::clone(&self.group),
+                called: self.called(bind.address),
+                // Waiting connections may have a filter of the process before.
+                filtered: (!self.filter.is_empty() || !inherited.is_empty()).into(),
+            }),
             shared: Arc::clone(shared),
             descriptors: Some(descriptors),
         };
+        // All are bound before the first one listens, so that an address that is taken leaves
+        // nothing behind.
+        let fresh = (0..fresh).map(|_| bound(protocol, bind));
+        let fresh = fresh.collect::<io::Result<Vec<_>>>()?;
+        let (sockets, releases) = adopt(inherited, bind)?;
         let on = workers.some(shared.next_worker(count), count);
-        let releases = match (self.name.port.protocol, &self.associations) {
-            (Protocol::Tcp, _) => {
-                // All are bound before the first one listens, so that an
-                // address that is taken leaves nothing behind.
-                let bound = several(fresh, || listening::tcp(bind))?;
-                let (sockets, releases) = adopt(inherited, bind)?;
-                let sockets = sockets.into_iter().chain(bound);
-                self.listen(&mut listeners, on, sockets, &address, is_shared)?;
-                releases
-            }
-            (Protocol::Udp, Some(associations)) => {
-                let bound = several(fresh, || listening::udp(bind))?;
-                let (sockets, releases) = adopt(inherited, bind)?;
-                let sockets = sockets.into_iter().map(std::net::UdpSocket::from);
-                for (worker, socket) in on.zip(sockets.chain(bound)) {
-                    let listener =
-                        self.on_udp(&listeners, worker, socket, associations, is_shared)?;
-                    listeners.on.push(listener);
-                }
-                if !is_shared {
-                    go_on(&listeners, associations);
-                }
-                releases
-            }
-            (Protocol::Udp | Protocol::Sctp, _) => {
-                return Err(io::Error::new(
-                    io::ErrorKind::Unsupported,
-                    "userspace mode carries TCP and UDP, not SCTP; use iptables or ipvs mode for it",
-                ));
-            }
-        };
+        for (worker, socket) in on.zip(sockets.into_iter().chain(fresh)) {
+            let listener = self.on(&listeners, worker, socket, is_shared)?;
+            listeners.on.push(listener);
+        }
+        if let Some(associations) = self.associations.as_ref().filter(|_| !is_shared) {
+            listeners.go_on(associations);
+        }
         // By now each of them is sent to the holder anew.
         drop(releases);
         // Nearly every group listens at one address; a vector that grows makes room for four.
@@ -353,19 +319,9 @@ impl ListenerSet {
         socket: Socket,
         is_shared: bool,
     ) -> io::Result<()> {
-        let Some(worker) = workers.some(listeners.on.len(), 1).next() else {
-            return Ok(());
-        };
+        let worker = workers.one(listeners.on.len());
         let descriptor = listeners.shared.descriptors.take_for_service(1)?;
-        let listener = if let Some(associations) = &self.associations {
-            self.on_udp(listeners, worker, socket.into(), associations, is_shared)?
-        } else {
-            let first = listeners.on.first();
-            let Some(first) = first.and_then(|one| one.worker.tcp.get(one.token)) else {
-                return Ok(());
-            };
-            self.on_tcp(listeners, worker, socket, &first.address, is_shared)?
-        };
+        let listener = self.on(listeners, worker, socket, is_shared)?;
         listeners.on.push(listener);
         if let Some(descriptors) = &mut listeners.descriptors {
             descriptors.merge(descriptor);
@@ -380,21 +336,14 @@ impl ListenerSet {
         let mut open = mem::take(&mut self.open);
         for listeners in &mut open {
             for WorkerListener { worker, token, .. } in &listeners.on {
-                match listeners.protocol {
-                    Protocol::Udp => worker.udp.wake(*token),
-                    _ => worker.tcp.wake(*token),
-                }
+                worker.wake(listeners.protocol, *token);
             }
             if let Some(associations) = &self.associations {
-                go_on(listeners, associations);
+                listeners.go_on(associations);
             }
             let wanted = shared.descriptors.sockets_each(workers.count());
             for _ in listeners.on.len()..wanted {
-                let bind = listeners.bind;
-                let socket = match self.name.port.protocol {
-                    Protocol::Tcp => listening::tcp(bind),
-                    _ => listening::udp(bind).map(Socket::from),
-                };
+                let socket = bound(listeners.protocol, listeners.bind);
                 let added = socket.and_then(|socket| self.add(listeners, workers, socket, false));
                 if added.is_err() {
                     // The others serve.
@@ -403,22 +352,6 @@ impl ListenerSet {
             }
         }
         self.open = open;
-    }
-
-    /// Accepts connections from the `sockets`, one on each of the workers `on`.
-    fn listen<'a>(
-        &self,
-        listeners: &mut Listeners,
-        on: impl Iterator<Item = &'a Arc<Worker>>,
-        sockets: impl Iterator<Item = Socket>,
-        address: &Arc<ListenerAddress>,
-        is_shared: bool,
-    ) -> io::Result<()> {
-        for (worker, socket) in on.zip(sockets) {
-            let listener = self.on_tcp(listeners, worker, socket, address, is_shared)?;
-            listeners.on.push(listener);
-        }
-        Ok(())
     }
 
     /// Serves the connections that wait at a socket of an ended process, and closes it:
@@ -443,15 +376,13 @@ impl ListenerSet {
         let Ok(socket) = listening::adopt(socket, Bind::of_node(bound)) else {
             return;
         };
-        let listener = Arc::new(tcp::Listener::new(socket.into(), Arc::new(address)));
-        let shared = Arc::clone(shared);
-        let worker = workers.one(shared.next_worker(1));
-        let placement = worker.placement.clone();
-        worker.spawn(|| async move {
-            tcp::serve_rest(&shared, &placement, &listener);
-            records::stop_listening(&listener);
-            drop(release);
-        });
+        let listener = Arc::new(tcp::Listener::new(socket, Arc::new(address)));
+        serve_rest(
+            workers.one(shared.next_worker(1)),
+            shared,
+            listener,
+            release,
+        );
     }
 
     /// Makes sure that connections to an address are refused by the kernel.
@@ -491,7 +422,7 @@ impl ListenerSet {
         if let Some(port) = self.local_port_at(address) {
             port.reserve();
         }
-        Some(self.open.swap_remove(at).in_use.clone())
+        Some(Arc::downgrade(&self.open.swap_remove(at).address))
     }
 
     /// Returns its local port if that is at `address`.
@@ -510,7 +441,14 @@ impl ListenerSet {
     }
 }
 
-/// Returns `count` sockets, or none.
-fn several<T>(count: usize, bind: impl Fn() -> io::Result<T>) -> io::Result<Vec<T>> {
-    (0..count).map(|_| bind()).collect()
+/// Opens a bound socket.
+fn bound(protocol: Protocol, bind: Bind) -> io::Result<Socket> {
+    match protocol {
+        Protocol::Tcp => listening::tcp(bind),
+        Protocol::Udp => Ok(listening::udp(bind)?.into()),
+        Protocol::Sctp => Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "userspace mode carries TCP and UDP, not SCTP; use iptables or ipvs mode for it",
+        )),
+    }
 }

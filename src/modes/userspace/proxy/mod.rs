@@ -10,6 +10,7 @@ pub mod descriptors;
 pub mod dials;
 mod failing;
 pub mod group;
+pub mod listener;
 pub mod memory;
 mod placement;
 mod proxy_protocol;

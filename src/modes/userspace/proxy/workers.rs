@@ -3,6 +3,7 @@
 
 use std::{
     io, mem,
+    os::fd::AsFd,
     sync::{
         Arc,
         mpsc::{Receiver, Sender, channel, sync_channel},
@@ -11,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use net::Protocol;
 use parking_lot::Mutex;
 use tokio::{
     runtime::{Builder, LocalOptions},
@@ -20,10 +22,14 @@ use tokio::{
 
 use super::{
     Shared,
+    listener::Listener,
     placement::{Job, Placement},
     tcp, udp,
 };
-use crate::kernel::socket::poller::{Poller, Remaining};
+use crate::kernel::socket::{
+    listening::identity,
+    poller::{Poller, Remaining, Token},
+};
 
 /// The workers. They end, with the connections that they relay, when this and all their listeners
 /// are dropped. Drop the listeners first: then none of the workers' sockets is open after this is
@@ -69,30 +75,22 @@ impl Workers {
                 udp: Arc::new(Poller::new()?),
             };
             start_thread(i, receive, running.clone())?;
-            let shared_by_udp = Arc::clone(shared);
-            let (poller, shared) = (Arc::clone(&worker.tcp), Arc::clone(shared));
+            let (poller, of_tcp) = (Arc::clone(&worker.tcp), Arc::clone(shared));
             let placement = worker.placement.clone();
             worker.spawn(async move || {
                 let accept = async |listener: &Arc<tcp::Listener>| {
-                    if shared.options.holding.is_left() || listener.is_left() {
-                        return Remaining::Waiting;
-                    }
-                    tcp::accept(&shared, &placement, listener).await
+                    tcp::accept(&of_tcp, &placement, listener).await
                 };
-                poller.run(accept).await;
+                serve(poller, &of_tcp, accept).await;
             });
-            if let Some(ring) = shared_by_udp.options.rings.take() {
+            if let Some(ring) = shared.options.rings.take() {
                 worker.spawn(|| tcp::ring::run(ring));
             }
-            let (poller, shared) = (Arc::clone(&worker.udp), shared_by_udp);
+            // Apart from TCP, which waits for descriptors.
+            let (poller, of_udp) = (Arc::clone(&worker.udp), Arc::clone(shared));
             worker.spawn(async move || {
-                let receive = async |listener: &Arc<udp::Listener>| {
-                    if shared.options.holding.is_left() || listener.is_left() {
-                        return Remaining::Waiting;
-                    }
-                    udp::receive(listener)
-                };
-                poller.run(receive).await;
+                let receive = async |listener: &Arc<udp::Listener>| udp::receive(listener);
+                serve(poller, &of_udp, receive).await;
             });
             Ok(Arc::new(worker))
         });
@@ -131,7 +129,7 @@ impl Workers {
     }
 
     /// The worker with this `number` (modulo the number of workers).
-    pub fn one(&self, number: usize) -> &Worker {
+    pub fn one(&self, number: usize) -> &Arc<Worker> {
         &self.all[number % self.all.len()]
     }
 }
@@ -157,6 +155,52 @@ impl Worker {
         // A worker accepts jobs until `self` is dropped.
         let _ = self.jobs.send(Box::new(job));
     }
+
+    /// Has a socket served at once that waits, if it has something.
+    pub fn wake(&self, protocol: Protocol, token: Token) {
+        match protocol {
+            Protocol::Udp => self.udp.wake(token),
+            Protocol::Tcp | Protocol::Sctp => self.tcp.wake(token),
+        }
+    }
+
+    /// Returns whether a socket no longer listens although this process did not close it.
+    pub fn has_ended(&self, protocol: Protocol, token: Token) -> bool {
+        fn has_ended(listener: Option<Arc<impl AsFd>>) -> bool {
+            listener.is_none_or(|listener| identity(&*listener).is_none())
+        }
+        match protocol {
+            Protocol::Udp => has_ended(self.udp.get(token)),
+            Protocol::Tcp | Protocol::Sctp => has_ended(self.tcp.get(token)),
+        }
+    }
+
+    /// Stops serving a socket. Ends the associations of a UDP listener; returns a TCP listener, at
+    /// which connections may wait.
+    pub fn remove(&self, protocol: Protocol, token: Token) -> Option<Arc<tcp::Listener>> {
+        if protocol != Protocol::Udp {
+            return self.tcp.remove(token);
+        }
+        if let Some(listener) = self.udp.remove(token) {
+            udp::close(&listener);
+        }
+        None
+    }
+}
+
+/// Serves the listeners of `poller` by `serve`, unless it is another process that serves them.
+async fn serve<T: 'static>(
+    poller: Arc<Poller<Listener<T>>>,
+    shared: &Shared,
+    serve: impl AsyncFn(&Arc<Listener<T>>) -> Remaining,
+) {
+    let serve = async |listener: &Arc<Listener<T>>| {
+        if shared.options.holding.is_left() || listener.is_left() {
+            return Remaining::Waiting;
+        }
+        serve(listener).await
+    };
+    poller.run(serve).await;
 }
 
 /// Starts the thread of worker `number`, which runs `jobs` until their sender is dropped, and then

@@ -10,11 +10,8 @@ pub mod ring;
 use std::{
     io,
     net::TcpStream,
-    os::fd::{AsFd, BorrowedFd},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    os::fd::AsFd,
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
 
@@ -30,13 +27,13 @@ use self::{
 use super::{
     Shared, descriptors,
     group::{ListenerAddress, ServiceGroup},
+    listener,
     placement::Placement,
     proxy_protocol,
     ticket::Ticket,
     usage::ConnectionLimits,
 };
 use crate::{
-    hold::Listening,
     kernel::socket::{
         poller::Remaining,
         stream::{self, Stream},
@@ -53,43 +50,7 @@ const TURN: usize = 16;
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(50);
 
 /// A listener of an address on one worker.
-#[derive(Debug)]
-pub struct Listener {
-    /// The socket, which is non-blocking.
-    pub socket: std::net::TcpListener,
-    /// The address of the listener.
-    pub address: Arc<ListenerAddress>,
-    /// Whether another process accepts on this socket.
-    is_left: AtomicBool,
-}
-
-impl Listener {
-    /// A listener for `address`; `socket` is non-blocking.
-    pub fn new(socket: std::net::TcpListener, address: Arc<ListenerAddress>) -> Self {
-        Listener {
-            socket,
-            address,
-            is_left: AtomicBool::new(false),
-        }
-    }
-
-    /// Returns whether another process accepts on this socket.
-    pub fn is_left(&self) -> bool {
-        self.is_left.load(Relaxed)
-    }
-}
-
-impl Listening for Listener {
-    fn leave(&self, to_another: bool) {
-        self.is_left.store(to_another, Relaxed);
-    }
-}
-
-impl AsFd for Listener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
-}
+pub type Listener = listener::Listener<Arc<ListenerAddress>>;
 
 /// Accepts waiting connections of a `listener`, but not so many that others would wait for long.
 /// Returns whether there may be more. Runs inside the runtime of the worker of `placement`.
@@ -98,7 +59,7 @@ pub async fn accept(
     placement: &Placement,
     listener: &Arc<Listener>,
 ) -> Remaining {
-    let group = &listener.address.group;
+    let group = &listener.of.group;
     let limits = group.limits(shared.options.limits);
     for _ in 0..TURN {
         if leaves_to_others(shared, group) {
@@ -161,7 +122,7 @@ fn leaves_to_others(shared: &Shared, group: &ServiceGroup) -> bool {
 /// Serves the connections that the kernel had completed before the `listener` was closed. Runs
 /// inside the runtime of the worker of `placement`.
 pub fn serve_rest(shared: &Arc<Shared>, placement: &Placement, listener: &Arc<Listener>) {
-    let group = &listener.address.group;
+    let group = &listener.of.group;
     // They have waited, and are served regardless of the Service's limit.
     let limits = ConnectionLimits::UNLIMITED;
     while let Some(mut ticket) = Ticket::request(shared, group, Protocol::Tcp, limits)
@@ -176,13 +137,13 @@ pub fn serve_rest(shared: &Arc<Shared>, placement: &Placement, listener: &Arc<Li
 
 fn accepted(listener: &Listener) -> io::Result<(TcpStream, Flow)> {
     let (client, peer) = stream::accept(&listener.socket)?;
-    if listener.address.filtered.load(Relaxed) {
+    if listener.of.filtered.load(Relaxed) {
         // No more packets must be dropped. Fails only if there is no filter.
         let _ = SockRef::from(&client).detach_filter();
     }
     let flow = Flow {
         client: peer,
-        destination: listener.address.called,
+        destination: listener.of.called,
     };
     Ok((client, flow))
 }
@@ -194,7 +155,7 @@ fn serve(
     flow: Flow,
     mut ticket: Ticket,
 ) {
-    let seat = ticket.open(&listener.address, placement);
+    let seat = ticket.open(&listener.of, placement);
     placement.run(&seat, move || {
         // Fails only if the kernel has no memory left; the socket is then closed.
         if let Ok(mut client) = Stream::new(client) {

@@ -239,7 +239,7 @@ impl Associations {
         self.remember(key, address, Ok(&association.backend));
         tokio::task::spawn_local(Arc::clone(self).answers(Arc::clone(&association)));
         // It may have been added too late to be ended with others.
-        if listener.closed.load(Relaxed) || !self.serves(address) {
+        if listener.of.closed.load(Relaxed) || !self.serves(address) {
             self.remove(&association);
         }
         Some(association)

@@ -9,7 +9,7 @@ use std::{
     cell::RefCell,
     io,
     net::SocketAddr,
-    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    os::fd::AsRawFd,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -31,9 +31,8 @@ pub use self::{
 };
 #[cfg(test)]
 use super::group::ServiceGroup;
-use super::{Shared, descriptors::Descriptors, transparent::Bound};
+use super::{Shared, descriptors::Descriptors, listener, transparent::Bound};
 use crate::{
-    hold::Listening,
     kernel::socket::{
         datagram,
         local_ports::{Failure, LocalPorts, PortLease},
@@ -114,77 +113,61 @@ thread_local! {
 }
 
 /// A listener of a service group on one worker.
-pub struct Listener {
-    socket: std::net::UdpSocket,
+pub type Listener = listener::Listener<Clients>;
+
+/// The clients whose datagrams arrive at a listener.
+pub struct Clients {
     associations: Arc<Associations>,
     backlog: Backlog,
     closed: AtomicBool,
-    /// Whether another process receives on this socket.
-    is_left: AtomicBool,
 }
 
-impl Listener {
-    /// Its listening address and its service group.
-    #[cfg(test)]
-    pub fn place(&self) -> (io::Result<SocketAddr>, Arc<ServiceGroup>) {
-        let group = Arc::clone(self.associations.group());
-        (self.socket.local_addr(), group)
-    }
-
-    /// A listener for clients of `associations`; `socket` is non-blocking.
-    pub fn new(socket: std::net::UdpSocket, associations: Arc<Associations>) -> Self {
-        Listener {
-            socket,
+impl Clients {
+    /// The clients of `associations`.
+    pub fn new(associations: Arc<Associations>) -> Self {
+        Clients {
             associations,
             backlog: Backlog::default(),
             closed: AtomicBool::new(false),
-            is_left: AtomicBool::new(false),
         }
     }
 
-    /// Returns whether another process receives on this socket.
-    pub fn is_left(&self) -> bool {
-        self.is_left.load(Relaxed)
-    }
-
-    /// Ends the associations of clients that arrived through this listener.
-    pub fn close(self: &Arc<Self>) {
-        self.closed.store(true, Relaxed);
-        self.associations.end_at(self);
+    /// The service group.
+    #[cfg(test)]
+    pub fn group(&self) -> &Arc<ServiceGroup> {
+        self.associations.group()
     }
 }
 
-impl Listening for Listener {
-    fn leave(&self, to_another: bool) {
-        self.is_left.store(to_another, Relaxed);
-    }
-}
-
-impl AsFd for Listener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
+/// Ends the associations of clients that arrived through a `listener`.
+pub fn close(listener: &Arc<Listener>) {
+    listener.of.closed.store(true, Relaxed);
+    listener.of.associations.end_at(listener);
 }
 
 /// Receives datagrams that clients sent to a `listener`, but not so many that others would wait for
 /// long. Returns whether there may be more. Runs inside a worker's runtime.
 pub fn receive(listener: &Arc<Listener>) -> Remaining {
-    let clients = &listener.associations;
-    let now = clients.now();
-    let only_if_room = listener.backlog.is_long(now);
+    let Clients {
+        associations,
+        backlog,
+        ..
+    } = &listener.of;
+    let now = associations.now();
+    let only_if_room = backlog.is_long(now);
     for _ in 0..TURN {
         let step = BUFFERS.with_borrow_mut(|b| {
             let got = datagram::receive(&listener.socket, &mut b.datagram, &mut b.control)?;
             let bytes = &b.datagram[..got.len];
-            clients.from_client(listener, (got.from, got.to), bytes, only_if_room);
+            associations.from_client(listener, (got.from, got.to), bytes, only_if_room);
             io::Result::Ok(())
         });
         if step.is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock) {
-            listener.backlog.ended();
+            backlog.ended();
             return Remaining::Nothing;
         }
     }
-    listener.backlog.grew(now);
+    backlog.grew(now);
     Remaining::More
 }
 

@@ -73,8 +73,7 @@ impl Passed {
     /// Returns whether this process continues the flow if its client's datagrams come in at
     /// `listener`.
     fn is_ours_at(&self, listener: &Listener) -> bool {
-        let at = || listener.socket.local_addr().ok();
-        !self.flow.is_shared || at() == Some(self.flow.listener)
+        !self.flow.is_shared || listener.address() == Some(self.flow.listener)
     }
 
     /// How long the flow has been idle.
@@ -251,7 +250,7 @@ impl Association {
 
     /// The address that receives its client's datagrams; `None` if the kernel does not return it.
     pub fn listener(&self) -> Option<SocketAddr> {
-        self.listener.socket.local_addr().ok()
+        self.listener.address()
     }
 
     /// Its client, the endpoint, and how long it has been idle.
