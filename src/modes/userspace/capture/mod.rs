@@ -15,7 +15,7 @@ mod per_family;
 mod redirect;
 mod render;
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 
 pub use choose::{Choice, Method, Requested, choose};
 pub use local::{Local, Prepared};
@@ -114,13 +114,6 @@ pub struct Report {
     pub messages: Vec<String>,
 }
 
-/// Message about the consequences of not being able to list the node's addresses.
-pub(super) fn addresses_stay(error: &impl fmt::Display) -> String {
-    format!(
-        "cannot list the addresses of this node; node ports stay at the last known ones: {error}"
-    )
-}
-
 /// Differences from the desired state. The frontend is given if the object belongs to a single one.
 pub type Differing = Vec<(Option<Frontend>, Difference)>;
 
@@ -163,7 +156,10 @@ impl Capture {
             })
         });
         let mut all = Report::default();
-        for (_, outcome) in self.sync(desired, &scopes).await {
+        let mut socket = netlink::Socket::open(netlink::Protocol::Route)?;
+        let own = netlink::addresses::list(&mut socket)?;
+        let served = crate::node::Served::All;
+        for (_, outcome) in self.sync(desired, &scopes, &own, &served).await {
             let report = outcome.unwrap_or_else(|| Ok(Report::default()))?;
             all.failed.extend(report.failed);
             all.unfinished.extend(report.unfinished);

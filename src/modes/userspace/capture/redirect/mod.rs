@@ -29,10 +29,7 @@ mod tree;
 use std::{collections::BTreeSet, fmt, mem};
 
 use net::{Family, Frontend};
-use netlink::{
-    Protocol, Socket,
-    addresses::{self, Address},
-};
+use netlink::addresses::Address;
 use xtables::{
     Engine,
     chains::Count,
@@ -48,9 +45,7 @@ use xtables::{
 };
 
 use self::{applied::Applied, plan::Environment, stale::Stale};
-use super::{
-    Desired, Differing, Error, Extent, Report, Scope, addresses_stay, choose::redirecting,
-};
+use super::{Desired, Differing, Error, Extent, Report, Scope, choose::redirecting};
 use crate::{
     kernel::probe::{Ability, Kernel},
     modes::{Difference, comparison, render::Choices},
@@ -65,17 +60,11 @@ const OWNED: Owned = Owned {
     shared: None,
 };
 
-fn own_addresses() -> Result<Vec<Address>, Error> {
-    Ok(addresses::list(&mut Socket::open(Protocol::Route)?)?)
-}
-
 /// Captures a family by nat rules. Owns its chains and the jumps to them.
 pub struct Redirect {
     writer: Writer,
     features: Features,
     applied: Applied,
-    /// The addresses of the node when last listed.
-    own: Option<Vec<Address>>,
     /// Whether the recorded rules are applied; if not, the next sync compares everything.
     in_force: bool,
     /// Whether a process that gave way to this one is still running.
@@ -110,7 +99,6 @@ impl Redirect {
             features,
             writer,
             applied: Applied::default(),
-            own: None,
             in_force: false,
             has_predecessor: false,
             stale: Stale::default(),
@@ -168,8 +156,8 @@ impl Redirect {
     }
 
     /// Makes the kernel capture the desired frontends; those of other families are ignored. A full
-    /// sync compares everything, repairs jumps, and replaces the addresses at which node ports are
-    /// `served`. [`Self::before`] and [`Self::after`] must be called around it.
+    /// sync compares everything, repairs jumps, and replaces the node's addresses, `own`, and those
+    /// at which node ports are `served`. [`Self::before`] and [`Self::after`] must be called around it.
     ///
     /// A frontend's target must have another port than the frontend: conntrack sees no translation
     /// if nothing changes, and the guard would refuse it.
@@ -180,6 +168,7 @@ impl Redirect {
         &mut self,
         desired: &Desired,
         scope: &Scope,
+        own: &[Address],
         served: &Served,
         report: &mut Report,
     ) -> Result<(), Error> {
@@ -192,7 +181,7 @@ impl Redirect {
                 self.watch.pause();
             }
             self.has_predecessor = scope.has_predecessor;
-            self.compare(desired, served, report).await
+            self.compare(desired, own, served, report).await
         }
     }
 
@@ -246,10 +235,11 @@ impl Redirect {
     pub async fn differences(
         &self,
         desired: &Desired,
+        own: &[Address],
         served: &Served,
     ) -> Result<Differing, Error> {
         let family = self.writer.family();
-        let environment = self.environment(&own_addresses()?, desired, served);
+        let environment = self.environment(own, desired, served);
         let tables = environment.tables();
         let applied = Applied::of(desired, environment, &mut Report::default());
         let nothing_else = |_: Table, _: &str| {};
@@ -311,21 +301,12 @@ impl Redirect {
     async fn compare(
         &mut self,
         desired: &Desired,
+        own: &[Address],
         served: &Served,
         report: &mut Report,
     ) -> Result<(), Error> {
         let family = self.writer.family();
-        let (own, is_current) = match (own_addresses(), self.own.take()) {
-            (Ok(listed), _) => (listed, true),
-            // Addresses that cannot be listed are not gone.
-            (Err(error), Some(known)) => {
-                report.unfinished.push(addresses_stay(&error));
-                (known, false)
-            }
-            (Err(error), None) => return Err(error),
-        };
-        let environment = self.environment(&own, desired, served);
-        self.own = Some(own);
+        let environment = self.environment(own, desired, served);
         report.messages.extend(self.shortcomings());
         let tables = environment.tables();
         let applied = Applied::of(desired, environment, report);
@@ -346,7 +327,6 @@ impl Redirect {
         let is_empty = |table, chain: &str| observed.is_empty(table, chain);
         self.run(transaction, is_empty, report).await?;
         report.is_of_all = true;
-        self.in_force &= is_current;
         self.delete_stale_flows(report).await;
         Ok(())
     }
