@@ -18,7 +18,7 @@ use xtables::{
 };
 
 use super::{
-    chains::{Affected, Changed, Trees, listener},
+    chains::{Changed, Trees, listener},
     plan::{self, Environment, Listener},
 };
 use crate::modes::userspace::capture::{Desired, Report, Target};
@@ -111,7 +111,7 @@ impl Applied {
         changed.add(frontend, None);
         let mut own = plan::nat(frontend, target, environment);
         own.push(plan::leading(Rule::new(), frontend, target, environment));
-        let chains = self.trees.nat(environment, Some(&changed)).chains;
+        let chains = self.trees.nat(environment, Some(&changed), None).chains;
         let names: BTreeSet<String> = chains.iter().map(|chain| chain.name.clone()).collect();
         let leads = |rule: &Rule| match rule.leads_to() {
             Some(to) => names.contains(to),
@@ -150,8 +150,8 @@ impl Applied {
         let Some(environment) = &self.environment else {
             return RuleSet::default();
         };
-        let mut chains = self.trees.nat(environment, None).chains;
-        chains.extend(self.trees.filter(environment, None).chains);
+        let mut chains = self.trees.nat(environment, None, None).chains;
+        chains.extend(self.trees.filter(environment, None, None).chains);
         plan::rule_set(chains, environment)
     }
 
@@ -176,8 +176,8 @@ impl Applied {
             changed.add(frontend, target);
             new.insert(frontend, target);
         }
-        let nat = self.trees.nat(&environment, Some(&changed));
-        let filter = self.trees.filter(&environment, Some(&changed));
+        let nat = self.trees.nat(&environment, Some(&changed), None);
+        let filter = self.trees.filter(&environment, Some(&changed), None);
 
         let mut released = Vec::new();
         let mut difference = Steps::default();
@@ -192,55 +192,38 @@ impl Applied {
                 difference.frontends.push(*frontend);
             }
         }
-        let contents = |trees: &Trees, purpose, prefix| trees.chain(&environment, purpose, prefix);
-        let trees = &self.trees;
-        let nat_after = trees.nat(&environment, Some(&changed));
-        let new = nat_after.since(&nat, |purpose, prefix| contents(trees, purpose, prefix));
-        difference.ops = steps(nat.until(&nat_after), new, family);
+        let after = self.trees.nat(&environment, Some(&changed), Some(&nat));
+        difference.ops = steps(nat.until(&after), after.chains, family);
 
-        let both = trees.filter(&environment, Some(&changed));
-        let new = both.since(&filter, |purpose, prefix| contents(trees, purpose, prefix));
+        // Old and new listeners are guarded until nat only redirects to the new ones.
+        let both = self
+            .trees
+            .filter(&environment, Some(&changed), Some(&filter));
         for listener in &released {
             self.trees.release(listener);
         }
-        let trees = &self.trees;
-        let after = trees.filter(&environment, Some(&changed));
-        let last = after.since(&both, |purpose, prefix| contents(trees, purpose, prefix));
-        let ops = guarding([&filter, &both, &after], new, last, family);
-        difference.ops.extend(ops);
+        let after = self.trees.filter(&environment, Some(&changed), Some(&both));
+        let last = steps(both.until(&after), after.chains, family);
+        let first = steps(filter.until(&both), both.chains, family);
+        difference.ops.extend(guarding(first, last));
         difference
     }
 }
 
-/// The steps that guard listeners. The chains of table filter change from the first state to the
-/// second, in which old and new listeners are guarded; `both` are its new chains. When nat only
-/// redirects to the new listeners, they change to the third state, whose new chains are `last`.
-fn guarding(
-    [before, meanwhile, after]: [&Affected; 3],
-    both: Vec<Chain>,
-    last: Vec<Chain>,
-    family: Family,
-) -> Vec<Op> {
-    let old = before.until(meanwhile);
-    let named = |chain: Chain| (chain.name.clone(), chain);
-    let mut there: BTreeMap<String, Chain> = old.iter().cloned().map(named).collect();
-    there.extend(both.iter().cloned().map(named));
-    for chain in meanwhile.until(after) {
-        there.entry(chain.name.clone()).or_insert(chain);
-    }
-    for name in meanwhile.unchanged(after) {
-        there.remove(&name);
-    }
-    let mut ops = steps(old, both, family);
-    // Chains that would be deleted now still exist in the last state, or are needed again.
-    ops.retain(|op| matches!(op.action, Action::Fill(_)));
-    let later = steps(there.into_values().collect(), last, family);
-    ops.extend(later.into_iter().map(|op| match op.action {
+/// The steps that guard listeners: `first` to the chains that guard old and new ones, `last` to
+/// those that guard the new ones, when nat only redirects to these.
+fn guarding(mut first: Vec<Op>, last: Vec<Op>) -> Vec<Op> {
+    let is_fill = |op: &&Op| matches!(op.action, Action::Fill(_));
+    let filled = last.iter().filter(is_fill);
+    let filled: BTreeSet<String> = filled.map(|op| op.chain.clone()).collect();
+    // A chain that is needed again stays: it would be deleted when the last ones are filled.
+    first.retain(|op| op.action != Action::Delete || !filled.contains(&op.chain));
+    first.extend(last.into_iter().map(|op| match op.action {
         Action::Fill(rules) => Op {
             action: Action::FillLast(rules),
             ..op
         },
         _ => op,
     }));
-    ops
+    first
 }

@@ -33,10 +33,10 @@ pub struct Changed {
     listeners: BTreeSet<Key>,
 }
 
-/// The chains of a table on the path to changed entries.
+/// The chains of a table on the path to changed entries, and new ones.
 #[derive(Debug, Default)]
 pub struct Affected {
-    /// The chains on the path, each before the chain that jumps to it.
+    /// These chains, each before the chain that jumps to it.
     pub chains: Vec<Chain>,
     /// Chains to which they jump, with no changed entry in or below them.
     others: BTreeSet<(Purpose, Prefix)>,
@@ -73,18 +73,6 @@ impl Changed {
 }
 
 impl Affected {
-    /// The chains after a change from `before`: those on the path and, with their current
-    /// `contents`, other new ones.
-    pub fn since(
-        &self,
-        before: &Affected,
-        contents: impl Fn(Purpose, Prefix) -> Chain,
-    ) -> Vec<Chain> {
-        let new = self.others.difference(&before.others);
-        let new = new.map(|(purpose, prefix)| contents(*purpose, *prefix));
-        new.chain(self.chains.iter().cloned()).collect()
-    }
-
     /// The chains before a change to `after`. Rules of chains that are deleted are left out.
     pub fn until(&self, after: &Affected) -> Vec<Chain> {
         let gone = self.others.difference(&after.others);
@@ -96,23 +84,21 @@ impl Affected {
         gone.chain(self.chains.iter().cloned()).collect()
     }
 
-    /// Names of chains off the path that are the same in both.
-    pub fn unchanged(&self, other: &Affected) -> BTreeSet<String> {
-        let both = self.others.intersection(&other.others);
-        both.map(|(purpose, prefix)| purpose.chain(*prefix))
-            .collect()
-    }
-
-    /// Adds the chains of a tree, and returns the step to its top chain.
+    /// Adds the chains of a tree: all, or those on the path to `changed` keys and those that were
+    /// not there `before`. Returns the step to its top chain.
     fn add<'a, V>(
         &mut self,
         tree: &'a Tree<V>,
         purpose: Purpose,
         changed: Option<&BTreeSet<Key>>,
+        before: Option<&Affected>,
         rule: impl Fn(&Step<'a, V>) -> Rule,
     ) -> Option<Step<'a, V>> {
         let has = |keys: &BTreeSet<Key>, prefix: Prefix| keys.range(prefix.keys()).next().is_some();
-        let chains = tree.chains(&|prefix| changed.is_none_or(|keys| has(keys, prefix)));
+        // Without a changed key in or below it, a chain was either off the path or not there.
+        let is_new = |prefix| before.is_some_and(|b| !b.others.contains(&(purpose, prefix)));
+        let chains =
+            tree.chains(&|prefix| changed.is_none_or(|keys| has(keys, prefix) || is_new(prefix)));
         for (prefix, steps) in &chains.asked {
             self.chains.push(Chain {
                 table: purpose.table(),
@@ -188,8 +174,14 @@ impl Trees {
         }
     }
 
-    /// Our chains of table nat, either all or those on the path to `changed` entries.
-    pub fn nat(&self, environment: &Environment, changed: Option<&Changed>) -> Affected {
+    /// Our chains of table nat: all, or those on the path to `changed` entries and those that were
+    /// not there `before` the change.
+    pub fn nat(
+        &self,
+        environment: &Environment,
+        changed: Option<&Changed>,
+        before: Option<&Affected>,
+    ) -> Affected {
         let mut affected = Affected::default();
         if self.services.entries.len() + self.node_ports.entries.len() <= FEW {
             affected.add_first(Table::Nat, self.flat(environment));
@@ -198,10 +190,10 @@ impl Trees {
         let rule = |purpose| move |step: &Step<_>| led(purpose, Rule::new(), step, environment);
         let of = changed.map(|changed| &changed.services);
         let purpose = Purpose::Services;
-        let services = affected.add(&self.services, purpose, of, rule(purpose));
+        let services = affected.add(&self.services, purpose, of, before, rule(purpose));
         let of = changed.map(|changed| &changed.node_ports);
         let purpose = Purpose::NodePorts;
-        let node_ports = affected.add(&self.node_ports, purpose, of, rule(purpose));
+        let node_ports = affected.add(&self.node_ports, purpose, of, before, rule(purpose));
         // Service addresses first: the node may own one of them.
         let mut rules: Vec<Rule> = services.iter().map(rule(Purpose::Services)).collect();
         for beginning in &environment.node {
@@ -224,9 +216,14 @@ impl Trees {
         rules
     }
 
-    /// Our chains of table filter, if there are any, either all or those on the path to `changed`
-    /// entries.
-    pub fn filter(&self, environment: &Environment, changed: Option<&Changed>) -> Affected {
+    /// Our chains of table filter, if there are any: all, or those on the path to `changed` entries
+    /// and those that were not there `before` the change.
+    pub fn filter(
+        &self,
+        environment: &Environment,
+        changed: Option<&Changed>,
+        before: Option<&Affected>,
+    ) -> Affected {
         let mut affected = Affected::default();
         if !environment.tables().contains(&Table::Filter) {
             return affected;
@@ -238,37 +235,11 @@ impl Trees {
         } else {
             let of = changed.map(|changed| &changed.listeners);
             let rule = |step: &Step<_>| guarded(step, environment);
-            let top = affected.add(&self.listeners, Purpose::Guards, of, rule);
+            let top = affected.add(&self.listeners, Purpose::Guards, of, before, rule);
             rules.extend(top.iter().map(rule));
         }
         affected.add_first(Table::Filter, rules);
         affected
-    }
-
-    pub fn chain(&self, environment: &Environment, purpose: Purpose, prefix: Prefix) -> Chain {
-        let of_frontends = |tree: &Tree<_>| -> Vec<Rule> {
-            let steps = tree.chain(prefix);
-            let steps = steps.iter();
-            steps
-                .map(|step| led(purpose, Rule::new(), step, environment))
-                .collect()
-        };
-        let rules = match purpose {
-            Purpose::Services => of_frontends(&self.services),
-            Purpose::NodePorts => of_frontends(&self.node_ports),
-            Purpose::Guards => {
-                let steps = self.listeners.chain(prefix);
-                steps
-                    .iter()
-                    .map(|step| guarded(step, environment))
-                    .collect()
-            }
-        };
-        Chain {
-            table: purpose.table(),
-            name: purpose.chain(prefix),
-            rules,
-        }
     }
 }
 

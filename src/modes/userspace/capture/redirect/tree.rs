@@ -85,7 +85,7 @@ impl<V> Tree<V> {
     }
 
     /// The steps in the chain of `prefix`.
-    pub fn chain(&self, prefix: Prefix) -> Vec<Step<'_, V>> {
+    fn chain(&self, prefix: Prefix) -> Vec<Step<'_, V>> {
         if self.is_large(prefix) {
             let mut steps = Vec::new();
             self.split(prefix, prefix.length() + STRIDE, &mut steps);
