@@ -6,10 +6,10 @@ mod compare;
 mod expected;
 mod frame;
 mod inherited;
-#[cfg(test)]
-pub mod listening;
 mod previous_ports;
 mod scarce;
+#[cfg(test)]
+pub mod tests;
 mod unfiltered;
 
 use std::{

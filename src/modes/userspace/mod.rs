@@ -42,7 +42,7 @@ use xtables::Engine;
 #[cfg(fuzzing)]
 pub use self::assignments::read_anything;
 #[cfg(test)]
-pub(crate) use self::execute::listening::Listening;
+pub(crate) use self::execute::tests::listening::Listening;
 pub use self::{
     assignments::{Assignments, FlowToPass},
     capture::Capture,

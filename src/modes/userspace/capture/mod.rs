@@ -14,6 +14,8 @@ mod local;
 mod per_family;
 mod redirect;
 mod render;
+#[cfg(test)]
+mod tests;
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -116,58 +118,6 @@ pub struct Report {
 
 /// Differences from the desired state. The frontend is given if the object belongs to a single one.
 pub type Differing = Vec<(Option<Frontend>, Difference)>;
-
-#[cfg(test)]
-impl Target {
-    /// Returns a target for a cluster IP that our listener on `port` serves.
-    fn at(port: u16) -> Target {
-        Target {
-            port,
-            name: Arc::from("default/web:http"),
-            other_ports: OtherPorts::Refuse,
-        }
-    }
-}
-
-#[cfg(test)]
-impl Capture {
-    fn of_both(method: Method) -> Capture {
-        let choice = Choice {
-            methods: PerFamily::each(|_| method),
-            reasons: Vec::new(),
-        };
-        use crate::kernel::probe::{Examination, Kernel};
-        let kernel = Kernel::examine(&Examination::default());
-        Capture::new(choice, &kernel).expect("the kernel's way of capture")
-    }
-
-    /// Syncs both families: the `changed` frontends, or everything. Returns the results of both
-    /// together.
-    async fn sync_both(
-        &mut self,
-        desired: &Desired,
-        changed: Option<&[Frontend]>,
-    ) -> Result<Report, Error> {
-        let scopes = PerFamily::each(|_| {
-            Some(Scope {
-                extent: changed.map_or(Extent::Full, |_| Extent::Changed),
-                changed: changed.unwrap_or_default().to_vec(),
-                has_predecessor: false,
-            })
-        });
-        let mut all = Report::default();
-        let mut socket = netlink::Socket::open(netlink::Protocol::Route)?;
-        let own = netlink::addresses::list(&mut socket)?;
-        let served = crate::node::Served::All;
-        for (_, outcome) in self.sync(desired, &scopes, &own, &served).await {
-            let report = outcome.unwrap_or_else(|| Ok(Report::default()))?;
-            all.failed.extend(report.failed);
-            all.unfinished.extend(report.unfinished);
-            all.messages.extend(report.messages);
-        }
-        Ok(all)
-    }
-}
 
 /// Why a sync or a clean-up did not take effect.
 #[derive(Debug, thiserror::Error)]

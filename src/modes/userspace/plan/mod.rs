@@ -140,22 +140,6 @@ impl GroupPlan {
     }
 }
 
-#[cfg(test)]
-impl GroupPlan {
-    /// A group for the cluster IP of the TCP ServicePort `name`, with these `frontends` and
-    /// `targets`.
-    pub fn of_cluster_ip(name: &str, frontends: &[Frontend], targets: Vec<Target>) -> GroupPlan {
-        let port = crate::services::service_ports::service_port(name, [10, 96, 0, 1]);
-        let candidate = Candidate {
-            kind: GroupKind::Internal,
-            frontends: frontends.to_vec(),
-            policy: TrafficPolicy::Cluster,
-            allowed: &[],
-        };
-        group(&port, SchedulerName::Rr, candidate, targets)
-    }
-}
-
 /// Addresses that may get a service group.
 struct Candidate<'a> {
     kind: GroupKind,
@@ -332,6 +316,25 @@ mod tests {
         Endpoint,
         service_ports::{endpoint, port_name, service_port},
     };
+
+    impl GroupPlan {
+        /// A group for the cluster IP of the TCP ServicePort `name`, with these `frontends` and
+        /// `targets`.
+        pub fn of_cluster_ip(
+            name: &str,
+            frontends: &[Frontend],
+            targets: Vec<Target>,
+        ) -> GroupPlan {
+            let port = service_port(name, [10, 96, 0, 1]);
+            let candidate = Candidate {
+                kind: GroupKind::Internal,
+                frontends: frontends.to_vec(),
+                policy: TrafficPolicy::Cluster,
+                allowed: &[],
+            };
+            group(&port, SchedulerName::Rr, candidate, targets)
+        }
+    }
 
     #[test]
     fn udp_flows_go_on_to_each_endpoint_that_serves() {

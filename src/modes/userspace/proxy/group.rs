@@ -1,6 +1,9 @@
 //! A service group: the addresses of a ServicePort that are treated alike, and the destination of
 //! their traffic. Workers read it without locks; a sync swaps its routing.
 
+#[cfg(test)]
+mod tests;
+
 use std::{
     convert::Infallible,
     net::{IpAddr, SocketAddr},
@@ -273,36 +276,6 @@ impl ServiceGroup {
         let routing = self.routing.load();
         let endpoint = routing.servers().find(|server| server.address == address);
         endpoint.cloned()
-    }
-
-    /// The endpoints that [`ServiceGroup::pick`] may return for a new flow, regardless of failures:
-    /// the endpoint to which its client is pinned, or all.
-    #[cfg(test)]
-    pub fn candidates(&self, flow: &Flow) -> Vec<SocketAddr> {
-        let routing = self.routing.load();
-        let backends = routing.backends_for(flow, &self.cluster_local);
-        let mut stays = None;
-        if let Some(affinity) = &routing.affinity {
-            // Nothing is chosen, so its client stays pinned as before.
-            affinity.pin(flow.client.ip(), |current| {
-                let chosen = self.choose(flow, backends, current, &mut Tried::default());
-                stays = current.filter(|on| chosen.is_some_and(|chosen| chosen.address == *on));
-                (None, ())
-            });
-        }
-        if let Some(on) = stays {
-            return vec![on];
-        }
-        let usable = backends.servers().iter().filter(|server| server.weight > 0);
-        usable.map(|server| server.address).collect()
-    }
-
-    /// Pins a client to an endpoint, if there is session affinity.
-    #[cfg(test)]
-    pub fn pin(&self, client: IpAddr, endpoint: SocketAddr) {
-        if let Some(affinity) = &self.routing.load().affinity {
-            affinity.pin(client, |_| (Some(endpoint), ()));
-        }
     }
 
     /// Returns whether there is session affinity.

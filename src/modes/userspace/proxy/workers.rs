@@ -1,6 +1,9 @@
 //! The threads of the data path. Each has its own runtime, so that a connection stays on one core;
 //! the kernel distributes new connections among them (SO_REUSEPORT).
 
+#[cfg(test)]
+mod tests;
+
 use std::{
     io, mem,
     os::fd::AsFd,
@@ -102,24 +105,6 @@ impl Workers {
 
     pub fn count(&self) -> usize {
         self.all.len()
-    }
-
-    /// The workers, without keeping them alive.
-    #[cfg(test)]
-    pub fn all(&self) -> Vec<std::sync::Weak<Worker>> {
-        self.all.iter().map(Arc::downgrade).collect()
-    }
-
-    /// Waits until each worker has run all jobs that it was given so far.
-    #[cfg(test)]
-    pub fn wait(&self) {
-        let (done, ran) = channel::<()>();
-        for worker in &self.all {
-            let done = done.clone();
-            worker.spawn(|| async move { drop(done) });
-        }
-        drop(done);
-        let _ = ran.recv();
     }
 
     /// Returns `count` workers, starting with number `first` (modulo the number of workers).

@@ -95,7 +95,8 @@ pub struct Association {
 /// gives a datagram finds the client's association.
 pub struct Associations {
     shared: Arc<Shared>,
-    group: Arc<ServiceGroup>,
+    /// The service group whose endpoints they use.
+    pub group: Arc<ServiceGroup>,
     table: Mutex<HashMap<Key, Arc<Association>>>,
     /// Associations whose endpoint was removed, kept for answers in flight.
     leaving: Mutex<Vec<Arc<Association>>>,
@@ -103,12 +104,6 @@ pub struct Associations {
 }
 
 impl Associations {
-    /// The service group of the associations.
-    #[cfg(test)]
-    pub fn group(&self) -> &Arc<ServiceGroup> {
-        &self.group
-    }
-
     /// Starts without associations.
     pub fn new(shared: Arc<Shared>, group: Arc<ServiceGroup>) -> Arc<Self> {
         Arc::new(Associations {

@@ -4,6 +4,8 @@
 mod association;
 mod backlog;
 mod flows;
+#[cfg(test)]
+mod tests;
 
 use std::{
     cell::RefCell,
@@ -29,8 +31,6 @@ pub use self::{
     association::{Association, Associations, Exchange, PassedFlow, Reader},
     flows::Flows,
 };
-#[cfg(test)]
-use super::group::ServiceGroup;
 use super::{Shared, descriptors::Descriptors, listener, transparent::Bound};
 use crate::{
     kernel::socket::{
@@ -69,12 +69,6 @@ impl Resources {
     /// Adapts the maximum number of flows to the `descriptors` that listeners leave now.
     pub fn fit(&self, descriptors: &Descriptors) {
         self.flows.set_most(most(descriptors));
-    }
-
-    /// Sets the maximum number of flows.
-    #[cfg(test)]
-    pub fn limit(&self, most: usize) {
-        self.flows.set_most(most);
     }
 
     /// Limits flows to half of the descriptors and of the node's local `ports`: TCP and other
@@ -117,7 +111,8 @@ pub type Listener = listener::Listener<Clients>;
 
 /// The clients whose datagrams arrive at a listener.
 pub struct Clients {
-    associations: Arc<Associations>,
+    /// The associations of all listeners of the group.
+    pub associations: Arc<Associations>,
     backlog: Backlog,
     closed: AtomicBool,
 }
@@ -130,12 +125,6 @@ impl Clients {
             backlog: Backlog::default(),
             closed: AtomicBool::new(false),
         }
-    }
-
-    /// The service group.
-    #[cfg(test)]
-    pub fn group(&self) -> &Arc<ServiceGroup> {
-        self.associations.group()
     }
 }
 

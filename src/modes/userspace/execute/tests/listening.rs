@@ -73,7 +73,7 @@ impl Listening {
                 let all = worker.udp.all().into_iter();
                 let listeners = all.filter_map(|one| {
                     let (at, address) = (one.address()?, None);
-                    let group = Arc::clone(one.of.group());
+                    let group = Arc::clone(&one.of.associations.group);
                     Some(Listener { at, group, address })
                 });
                 listeners.collect()

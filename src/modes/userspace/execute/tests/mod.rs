@@ -1,0 +1,3 @@
+//! What tests see of the groups.
+
+pub mod listening;
