@@ -1,9 +1,9 @@
-//! Metrics that have a value for each IP family.
+//! Metrics that have a value for each IP family, and metrics that are read when they are asked for.
 
 use net::Family;
 use prometheus::{
     HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry,
-    core::{Collector, Desc, Describer},
+    core::{Collector, Desc},
     proto::MetricFamily,
 };
 
@@ -61,86 +61,77 @@ pub(crate) fn histogram(
     registered(registry, histogram)
 }
 
-/// A counter whose values are read when it is shown.
-struct ReadCounter<R> {
-    metric: Opts,
-    desc: Desc,
-    read: R,
-}
+/// Metrics with their values at one scrape. One that has no value at the moment is a vector without
+/// series, so that it has a description; the registry leaves it out.
+pub(crate) type Scrape = prometheus::Result<Vec<Box<dyn Collector>>>;
 
-/// Values of a counter, by the values of its labels.
-pub(crate) type Values = Vec<(Vec<&'static str>, u64)>;
-
-/// Registers a counter with `registry` whose values `read` returns; none where they cannot be read,
-/// as 0 would be taken for a reset of the counter.
+/// Registers metrics that `read` makes at each scrape, and once now. They are new ones each time, as
+/// several clients may ask at once.
 ///
 /// # Errors
-/// When `registry` has a metric of its name already.
-pub(crate) fn read_counter<R: Fn() -> Values + Send + Sync + 'static>(
+/// When `registry` has metrics of these names already.
+pub(crate) fn at_scrape(
     registry: &Registry,
-    name: &str,
-    help: &str,
-    labels: &[&str],
-    read: R,
+    read: impl Fn() -> Scrape + Send + Sync + 'static,
 ) -> prometheus::Result<()> {
-    let labels = labels.iter().map(ToString::to_string).collect();
-    let metric = Opts::new(name, help).variable_labels(labels);
-    let desc = metric.describe()?;
-    registry.register(Box::new(ReadCounter { metric, desc, read }))
+    let made = read()?;
+    let descriptions = made.iter().flat_map(|metric| metric.desc());
+    registry.register(Box::new(AtScrape {
+        descriptions: descriptions.cloned().collect(),
+        read,
+    }))
 }
 
-impl<R: Fn() -> Values + Send + Sync> Collector for ReadCounter<R> {
+struct AtScrape<R> {
+    descriptions: Vec<Desc>,
+    read: R,
+}
+
+impl<R: Fn() -> Scrape + Send + Sync> Collector for AtScrape<R> {
     fn desc(&self) -> Vec<&Desc> {
-        vec![&self.desc]
+        self.descriptions.iter().collect()
     }
 
-    /// The metric is a new one, as several clients may ask at once.
     fn collect(&self) -> Vec<MetricFamily> {
-        let labels: Vec<&str> = self
-            .metric
-            .variable_labels
-            .iter()
-            .map(|name| &**name)
-            .collect();
-        let values = (self.read)();
-        match IntCounterVec::new(self.metric.clone(), &labels) {
-            Ok(counter) if !values.is_empty() => {
-                for (labels, value) in values {
-                    counter.with_label_values(&labels).inc_by(value);
-                }
-                counter.collect()
-            }
-            _ => Vec::new(),
-        }
+        let made = (self.read)().unwrap_or_default();
+        made.iter().flat_map(|metric| metric.collect()).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{cell::Cell, thread};
+    use std::{
+        collections::BTreeSet,
+        sync::atomic::{AtomicU64, Ordering},
+    };
+
+    use prometheus::IntCounter;
 
     use super::*;
 
-    thread_local! {
-        static PACKETS: Cell<u64> = const { Cell::new(0) };
-    }
-
     #[test]
     fn clients_that_ask_at_once_each_get_what_was_read_for_them() {
-        let registry = &Registry::new();
-        let read = || vec![(Vec::new(), PACKETS.get())];
-        read_counter(registry, "packets_total", "Packets.", &[], read).unwrap();
-        thread::scope(|scope| {
-            for packets in 1..=4u32 {
-                scope.spawn(move || {
-                    PACKETS.set(packets.into());
-                    for _ in 0..10_000 {
-                        let shown = registry.gather();
-                        let value = shown[0].get_metric()[0].get_counter().get_value();
-                        assert_eq!(value, f64::from(packets));
-                    }
-                });
-            }
+        let registry = Registry::new();
+        let reads = AtomicU64::new(0);
+        let read = move || -> Scrape {
+            let counter = IntCounter::new("reads_total", "Reads.")?;
+            counter.inc_by(reads.fetch_add(1, Ordering::Relaxed));
+            Ok(vec![Box::new(counter)])
+        };
+        at_scrape(&registry, read).expect("a metric");
+        let value = || {
+            registry.gather()[0].get_metric()[0]
+                .get_counter()
+                .get_value() as u64
+        };
+        let ask = || (0..10_000).map(|_| value()).collect::<Vec<_>>();
+        let values = std::thread::scope(|scope| {
+            let clients = [(); 4].map(|()| scope.spawn(ask));
+            clients
+                .map(|client| client.join().expect("values"))
+                .concat()
         });
+        assert_eq!(values.iter().collect::<BTreeSet<_>>().len(), 40_000);
+        assert_eq!(values.iter().max(), Some(&40_000));
     }
 }

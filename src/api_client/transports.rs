@@ -8,12 +8,13 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 use prometheus::{
     Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
-    core::{Collector, Desc},
-    proto::MetricFamily,
 };
 
 use super::validity::Validity;
-use crate::native_histograms;
+use crate::{
+    family_metrics::{at_scrape, registered},
+    native_histograms,
+};
 
 /// Upper bounds of the buckets of a certificate's age, in seconds: from 10 minutes to 4 years.
 const AGES: [f64; 11] = [
@@ -56,14 +57,13 @@ impl TransportMetrics {
             "rest_client_transport_cache_entries",
             "Transports to the API server that are kept; all requests share one.",
         )?;
-        registry.register(Box::new(open.clone()))?;
+        let open = registered(registry, open)?;
         let asked_for = Opts::new(
             "rest_client_transport_create_calls_total",
             "Transports to the API server that were requested: created, also because credentials \
              changed (miss), or reused (hit).",
         );
-        let asked_for = IntCounterVec::new(asked_for, &["result"])?;
-        registry.register(Box::new(asked_for.clone()))?;
+        let asked_for = registered(registry, IntCounterVec::new(asked_for, &["result"])?)?;
         // client-go has a goroutine for each transport with a client certificate from files.
         registry.register(Box::new(IntCounter::new(
             "rest_client_transport_cert_rotation_gc_calls_total",
@@ -74,17 +74,20 @@ impl TransportMetrics {
             "Age of a credential plugin's client certificate when another one replaced it, in \
              seconds.",
         );
-        let age = Histogram::with_opts(age.buckets(AGES.to_vec()))?;
-        registry.register(Box::new(age.clone()))?;
-        let certificate = Arc::default();
-        registry.register(Box::new(TimeLeft {
-            gauge: Gauge::new(
+        let age = registered(registry, Histogram::with_opts(age.buckets(AGES.to_vec()))?)?;
+        let certificate: Arc<Mutex<Option<Certificate>>> = Arc::default();
+        let given = Arc::clone(&certificate);
+        at_scrape(registry, move || {
+            let validity = given.lock().as_ref().and_then(|given| given.validity);
+            let left = validity.map(|validity| seconds_until(validity.until));
+            let gauge = Gauge::new(
                 "rest_client_exec_plugin_ttl_seconds",
                 "Time until the client certificate that a credential plugin gave expires, in \
                  seconds; +Inf if none gave one.",
-            )?,
-            certificate: Arc::clone(&certificate),
-        }))?;
+            )?;
+            gauge.set(left.unwrap_or(f64::INFINITY));
+            Ok(vec![Box::new(gauge)])
+        })?;
         Ok(TransportMetrics {
             open,
             asked_for,
@@ -131,26 +134,6 @@ pub(super) struct OpenTransport(IntGauge);
 impl Drop for OpenTransport {
     fn drop(&mut self) {
         self.0.dec();
-    }
-}
-
-/// Reads at each scrape how long the certificate is still valid.
-struct TimeLeft {
-    gauge: Gauge,
-    certificate: Arc<Mutex<Option<Certificate>>>,
-}
-
-impl Collector for TimeLeft {
-    fn desc(&self) -> Vec<&Desc> {
-        self.gauge.desc()
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        let certificate = self.certificate.lock();
-        let validity = certificate.as_ref().and_then(|given| given.validity);
-        let left = validity.map(|validity| seconds_until(validity.until));
-        self.gauge.set(left.unwrap_or(f64::INFINITY));
-        self.gauge.collect()
     }
 }
 

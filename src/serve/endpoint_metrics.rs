@@ -5,14 +5,11 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use hashbrown::HashSet;
-use prometheus::{
-    GaugeVec, IntCounterVec, Opts, Registry,
-    core::{Collector, Desc},
-    proto::MetricFamily,
-};
+use prometheus::{GaugeVec, IntCounterVec, Opts, Registry};
 
 use super::TrafficSource;
 use crate::{
+    family_metrics::{FAMILY, Scrape, at_scrape},
     runner::status::Status,
     services::{Namespaces, ServiceName, ServicePort},
     status_api::{Limited, Traffic},
@@ -23,7 +20,7 @@ const LABELS: [&str; 6] = [
     "service",
     "port",
     "protocol",
-    "ip_family",
+    FAMILY,
     "endpoint",
 ];
 
@@ -40,51 +37,36 @@ pub fn register(
     if namespaces.is_empty() {
         return Ok(());
     }
-    let descriptions = Series::new()?.desc();
-    registry.register(Box::new(EndpointMetrics {
-        namespaces,
-        runner,
-        traffic,
-        descriptions,
-    }))
+    at_scrape(registry, move || read(&namespaces, &runner, &*traffic))
 }
 
-struct EndpointMetrics {
-    namespaces: Namespaces,
-    runner: Arc<Status>,
-    traffic: Arc<dyn TrafficSource>,
-    descriptions: Vec<Desc>,
-}
-
-impl Collector for EndpointMetrics {
-    fn desc(&self) -> Vec<&Desc> {
-        self.descriptions.iter().collect()
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        let Ok(series) = Series::new() else {
-            return Vec::new();
-        };
-        let ports = self.runner.ports().unwrap_or_default();
-        let ports = ports.values();
-        let ports: Vec<_> = ports
-            .filter(|port| self.namespaces.contain(&port.name.service.namespace))
-            .collect();
-        let mut services = HashSet::new();
-        for (port, traffic) in ports.iter().zip(self.traffic.of(&ports)) {
-            let service = &port.name.service;
-            // The ports of a Service share one count.
-            if let Some(limited) = traffic.limited
-                && services.insert(service)
-            {
-                series.add_limited(service, limited);
-            }
-            for (endpoint, traffic) in &traffic.endpoints {
-                series.add(port, *endpoint, *traffic);
-            }
+fn read(namespaces: &Namespaces, runner: &Status, traffic: &dyn TrafficSource) -> Scrape {
+    let series = Series::new()?;
+    let ports = runner.ports().unwrap_or_default();
+    let ports = ports.values();
+    let ports: Vec<_> = ports
+        .filter(|port| namespaces.contain(&port.name.service.namespace))
+        .collect();
+    let mut services = HashSet::new();
+    for (port, traffic) in ports.iter().zip(traffic.of(&ports)) {
+        let service = &port.name.service;
+        // The ports of a Service share one count.
+        if let Some(limited) = traffic.limited
+            && services.insert(service)
+        {
+            series.add_limited(service, limited);
         }
-        series.collect()
+        for (endpoint, traffic) in &traffic.endpoints {
+            series.add(port, *endpoint, *traffic);
+        }
     }
+    Ok(vec![
+        Box::new(series.active),
+        Box::new(series.connections),
+        Box::new(series.received),
+        Box::new(series.sent),
+        Box::new(series.limited),
+    ])
 }
 
 /// The metrics of one scrape.
@@ -132,20 +114,6 @@ impl Series {
         })
     }
 
-    fn desc(&self) -> Vec<Desc> {
-        let counters = self.counters().into_iter().flat_map(Collector::desc);
-        self.active
-            .desc()
-            .into_iter()
-            .chain(counters)
-            .cloned()
-            .collect()
-    }
-
-    fn counters(&self) -> [&IntCounterVec; 4] {
-        [&self.connections, &self.received, &self.sent, &self.limited]
-    }
-
     fn add_limited(&self, service: &ServiceName, limited: Limited) {
         for (limit, times) in [("service", limited.service), ("client", limited.client)] {
             let labels = [&*service.namespace, &*service.name, limit];
@@ -176,13 +144,5 @@ impl Series {
                 counter.with_label_values(&labels).inc_by(value);
             }
         }
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        let counters = self.counters().into_iter().flat_map(Collector::collect);
-        let all = self.active.collect().into_iter().chain(counters);
-        // A family without series is not written.
-        all.filter(|family| !family.get_metric().is_empty())
-            .collect()
     }
 }

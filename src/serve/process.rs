@@ -8,14 +8,13 @@ use nix::{
     sys::time::TimeValLike,
     unistd::{SysconfVar, sysconf},
 };
-use prometheus::{
-    Counter, Gauge, Registry,
-    core::{Collector, Desc},
-    proto::MetricFamily,
-};
+use prometheus::{CounterVec, GaugeVec, Opts, Registry, core::Collector};
 use tokio::runtime::Handle;
 
-use crate::kernel::open_files;
+use crate::{
+    family_metrics::{Scrape, at_scrape},
+    kernel::open_files,
+};
 
 /// Name, help, and a function that reads the value; `None` if unavailable at the moment.
 type Metric = (&'static str, &'static str, fn() -> Option<f64>);
@@ -98,49 +97,33 @@ const TASKS: (&str, &str) = (
 /// # Errors
 /// When it has metrics of these names already.
 pub(super) fn register(registry: &Registry) -> prometheus::Result<()> {
-    let mut descriptions = Vec::new();
-    for (name, help, _) in COUNTERS {
-        descriptions.extend(Counter::new(name, help)?.desc().into_iter().cloned());
-    }
-    let gauges = GAUGES.iter().map(|(name, help, _)| (*name, *help));
-    for (name, help) in gauges.chain([TASKS]) {
-        descriptions.extend(Gauge::new(name, help)?.desc().into_iter().cloned());
-    }
-    registry.register(Box::new(Process {
-        descriptions,
-        runtime: Handle::try_current().ok(),
-    }))
+    let runtime = Handle::try_current().ok();
+    at_scrape(registry, move || read(runtime.as_ref()))
 }
 
-struct Process {
-    descriptions: Vec<Desc>,
-    /// The runtime of this process's tasks.
-    runtime: Option<Handle>,
-}
-
-impl Collector for Process {
-    fn desc(&self) -> Vec<&Desc> {
-        self.descriptions.iter().collect()
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        let counters = COUNTERS.into_iter().filter_map(|(name, help, read)| {
-            let counter = Counter::new(name, help).ok()?;
+/// Reads the metrics; `runtime` has the tasks of this process.
+fn read(runtime: Option<&Handle>) -> Scrape {
+    let mut made: Vec<Box<dyn Collector>> = Vec::new();
+    for (name, help, read) in COUNTERS {
+        let counter = CounterVec::new(Opts::new(name, help), &[])?;
+        if let Some(value) = read() {
             // The kernel's counts only grow; a counter would panic otherwise.
-            counter.inc_by(read()?.max(0.0));
-            Some(counter.collect())
-        });
-        let gauges = GAUGES.into_iter();
-        let gauges = gauges.map(|(name, help, read)| (name, help, read()));
-        let tasks = self.runtime.as_ref().map(tasks);
-        let gauges = gauges.chain([(TASKS.0, TASKS.1, tasks)]);
-        let gauges = gauges.filter_map(|(name, help, value)| {
-            let gauge = Gauge::new(name, help).ok()?;
-            gauge.set(value?);
-            Some(gauge.collect())
-        });
-        counters.chain(gauges).flatten().collect()
+            counter
+                .with_label_values::<&str>(&[])
+                .inc_by(value.max(0.0));
+        }
+        made.push(Box::new(counter));
     }
+    let gauges = GAUGES.map(|(name, help, read)| (name, help, read()));
+    let tasks = (TASKS.0, TASKS.1, runtime.map(tasks));
+    for (name, help, value) in gauges.into_iter().chain([tasks]) {
+        let gauge = GaugeVec::new(Opts::new(name, help), &[])?;
+        if let Some(value) = value {
+            gauge.with_label_values::<&str>(&[]).set(value);
+        }
+        made.push(Box::new(gauge));
+    }
+    Ok(made)
 }
 
 fn cpu_seconds() -> Option<f64> {

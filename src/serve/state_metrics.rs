@@ -4,13 +4,13 @@
 
 use std::sync::Arc;
 
-use prometheus::{
-    GaugeVec, IntGaugeVec, Opts, Registry,
-    core::{Collector, Desc},
-    proto::MetricFamily,
-};
+use prometheus::{GaugeVec, IntGaugeVec, Opts, Registry};
 
-use crate::{runner::health::Health, watch::SourceHealth};
+use crate::{
+    family_metrics::{FAMILY, Scrape, at_scrape},
+    runner::health::Health,
+    watch::SourceHealth,
+};
 
 /// Registers the metrics with `registry`.
 ///
@@ -21,81 +21,35 @@ pub fn register(
     objects: Arc<SourceHealth>,
     health: Arc<Health>,
 ) -> prometheus::Result<()> {
-    let descriptions = Gauges::new()?.desc();
-    registry.register(Box::new(StateMetrics {
-        objects,
-        health,
-        descriptions,
-    }))
+    at_scrape(registry, move || read(&objects, &health))
 }
 
-struct StateMetrics {
-    objects: Arc<SourceHealth>,
-    health: Arc<Health>,
-    descriptions: Vec<Desc>,
-}
-
-impl Collector for StateMetrics {
-    fn desc(&self) -> Vec<&Desc> {
-        self.descriptions.iter().collect()
+fn read(objects: &SourceHealth, health: &Health) -> Scrape {
+    let followed = IntGaugeVec::new(
+        Opts::new(
+            "tripod_objects_followed",
+            "1 if all objects of the kind are known and their changes are followed, else 0; \
+             nothing is served before those of required kinds are known.",
+        ),
+        &["kind", "required"],
+    )?;
+    for (kind, health) in objects.kinds() {
+        let required = if health.required { "true" } else { "false" };
+        let is_followed = health.complete && health.trouble.is_none();
+        let gauge = followed.with_label_values(&[kind, required]);
+        gauge.set(is_followed.into());
     }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        let Ok(gauges) = Gauges::new() else {
-            return Vec::new();
-        };
-        for (kind, health) in self.objects.kinds() {
-            let required = if health.required { "true" } else { "false" };
-            let is_followed = health.complete && health.trouble.is_none();
-            let gauge = gauges.followed.with_label_values(&[kind, required]);
-            gauge.set(is_followed.into());
-        }
-        for (family, waiting) in self.health.waiting().iter() {
-            let gauge = gauges.waiting.with_label_values(&[family.name()]);
-            gauge.set(waiting.as_secs_f64());
-        }
-        gauges.collect()
+    let waiting = GaugeVec::new(
+        Opts::new(
+            "tripod_sync_waiting_seconds",
+            "How long changes, or a sync that is due, have waited for a successful sync, in \
+             seconds; 0 if nothing waits.",
+        ),
+        &[FAMILY],
+    )?;
+    for (family, time) in health.waiting().iter() {
+        let gauge = waiting.with_label_values(&[family.name()]);
+        gauge.set(time.as_secs_f64());
     }
-}
-
-/// The metrics of one scrape.
-struct Gauges {
-    followed: IntGaugeVec,
-    waiting: GaugeVec,
-}
-
-impl Gauges {
-    fn new() -> prometheus::Result<Gauges> {
-        Ok(Gauges {
-            followed: IntGaugeVec::new(
-                Opts::new(
-                    "tripod_objects_followed",
-                    "1 if all objects of the kind are known and their changes are followed, else \
-                     0; nothing is served before those of required kinds are known.",
-                ),
-                &["kind", "required"],
-            )?,
-            waiting: GaugeVec::new(
-                Opts::new(
-                    "tripod_sync_waiting_seconds",
-                    "How long changes, or a sync that is due, have waited for a successful sync, \
-                     in seconds; 0 if nothing waits.",
-                ),
-                &["ip_family"],
-            )?,
-        })
-    }
-
-    fn desc(&self) -> Vec<Desc> {
-        let all = self.followed.desc().into_iter().chain(self.waiting.desc());
-        all.cloned().collect()
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        let all = self.followed.collect().into_iter();
-        let all = all.chain(self.waiting.collect());
-        // A family without series is not written.
-        all.filter(|family| !family.get_metric().is_empty())
-            .collect()
-    }
+    Ok(vec![Box::new(followed), Box::new(waiting)])
 }

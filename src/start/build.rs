@@ -15,7 +15,7 @@ use crate::{
         UnwrittenCounter,
         iptables::{self, Iptables},
         ipvs::{self, Ipvs},
-        nftables::{self, Nftables, count_refused_on_loopback},
+        nftables::{self, Nftables, refused_on_loopback},
         userspace::{
             self, Capture, Counters, NodePortRelay, RelayMetrics, Rings, Userspace, capture,
         },
@@ -66,7 +66,7 @@ impl NodeContext<'_> {
                     counted: self.settings.own.counted(),
                     metrics: metrics(&nftables::UNWRITTEN)?,
                 };
-                count_refused_on_loopback(self.registry, &setup.configured.node_ports)?;
+                refused_on_loopback::register(self.registry, &setup.configured.node_ports)?;
                 AnyMode::Nftables(Box::new(Nftables::new(setup, self.kernel)?))
             }
             ModeName::Iptables => {

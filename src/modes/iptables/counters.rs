@@ -2,12 +2,12 @@
 
 use net::Family;
 use netlink::nfacct;
-use prometheus::{IntGaugeVec, Opts, Registry};
+use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
 use xtables::rule::Table;
 
 use super::{count::RuleCount, plan::names};
 use crate::{
-    family_metrics::{FAMILY, Values, read_counter, registered},
+    family_metrics::{FAMILY, Scrape, at_scrape, registered},
     modes::{Unwritten, UnwrittenCounter},
 };
 
@@ -55,7 +55,7 @@ impl Counters {
                 "New connections to node ports on loopback addresses.",
             ),
         ] {
-            read_counter(registry, name, help, &[], move || packets(account))?;
+            at_scrape(registry, move || packets(account, name, help))?;
         }
         Ok(Counters {
             total: rules("total", "Rules of Tripod in the kernel.")?,
@@ -74,16 +74,15 @@ impl Counters {
     }
 }
 
-/// Reads the number of packets of a counter of nfacct; nothing if it cannot be read, as in kube-proxy
-/// (`pkg/proxy/metrics`).
-fn packets(account: &'static str) -> Values {
+/// Reads a counter of the kernel. Returns no value where it cannot be read, as kube-proxy does
+/// (`pkg/proxy/metrics`): 0 would be taken for a reset of the counter.
+fn packets(account: &str, name: &str, help: &str) -> Scrape {
+    let counter = IntCounterVec::new(Opts::new(name, help), &[])?;
     match nfacct::packets(account) {
-        Ok(packets) => vec![(Vec::new(), packets)],
-        Err(error) => {
-            tracing::debug!("counter {account} is not shown: {error}");
-            Vec::new()
-        }
+        Ok(packets) => counter.with_label_values::<&str>(&[]).inc_by(packets),
+        Err(error) => tracing::debug!("{name} is not shown: {error}"),
     }
+    Ok(vec![Box::new(counter)])
 }
 
 #[cfg(test)]
@@ -95,9 +94,10 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_not_shown_as_nothing() {
         in_namespace(|| {
-            let (registry, account) = (Registry::new(), "tripod-account");
-            let read = move || packets(account);
-            read_counter(&registry, "packets_total", "Packets.", &[], read).expect("a metric");
+            let registry = Registry::new();
+            let account = "tripod-account";
+            at_scrape(&registry, || packets(account, "packets_total", "Packets."))
+                .expect("a metric");
             assert!(registry.gather().is_empty());
             nfacct::create(&[account]).expect("a counter");
             let shown = registry.gather();

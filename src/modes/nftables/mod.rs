@@ -15,7 +15,7 @@ mod family;
 mod observe;
 pub mod plan;
 mod refused_clients;
-mod refused_on_loopback;
+pub mod refused_on_loopback;
 pub mod render;
 mod stale_clients;
 #[cfg(test)]
@@ -32,7 +32,6 @@ use self::family::ServedFamily;
 pub use self::{
     applied::TABLE,
     cleanup::{Installed, KUBE_PROXY, may_serve},
-    refused_on_loopback::count_refused_on_loopback,
     traffic::{EndpointTraffic, Traffic},
 };
 use super::{
