@@ -1,7 +1,6 @@
 //! One question over the unix socket of the running proxy.
 
 use std::{
-    fmt,
     io::{self, Write},
     path::Path,
     sync::Once,
@@ -15,45 +14,41 @@ use netlink::unix_listeners;
 use serde::de::DeserializeOwned;
 use tokio::{net::UnixStream, time::timeout};
 
-use super::read;
+use super::{UNREACHABLE, read};
 use crate::{cli::Unwritable, status_api::Refused};
 
 /// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Longest answer, in bytes; a page of the API has a few MiB at most.
 const LONGEST: usize = 64 << 20;
 
-/// Why there is no answer.
+/// Why there is no answer, or why it cannot be printed.
 #[derive(Debug)]
-pub(super) enum Failure {
-    /// No process answers at the socket.
-    Unreachable(String),
-    /// The proxy refuses the question, or has no such object; holds the reason.
-    Refused(String),
-    /// The proxy cannot answer now, because it serves others or is shutting down; holds its reason.
-    Unavailable(String),
-    /// The answer cannot be read.
-    Unreadable(String),
-    /// The answer cannot be printed.
-    Unwritable(Unwritable),
+pub(super) struct Failure {
+    pub(super) why: String,
+    /// The exit status for it.
+    pub(super) status: u8,
+}
+
+impl Failure {
+    /// The proxy refuses the question, or has no such object.
+    pub(super) fn refused(why: String) -> Failure {
+        Failure { why, status: 1 }
+    }
+
+    /// There is no answer, or none that can be used: nothing answers, or the proxy serves others or
+    /// is shutting down.
+    pub(super) fn unanswered(why: String) -> Failure {
+        let status = UNREACHABLE;
+        Failure { why, status }
+    }
 }
 
 impl From<Unwritable> for Failure {
     fn from(error: Unwritable) -> Failure {
-        Failure::Unwritable(error)
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Failure::Unreachable(why)
-            | Failure::Refused(why)
-            | Failure::Unavailable(why)
-            | Failure::Unreadable(why) => f.write_str(why),
-            Failure::Unwritable(error) => error.fmt(f),
-        }
+        let why = error.to_string();
+        Failure { why, status: 1 }
     }
 }
 
@@ -105,9 +100,9 @@ impl<'a> Connection<'a> {
         let why = refused.map_or_else(|_| status.to_string(), |refused| refused.error);
         Err(
             if status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error() {
-                Failure::Unavailable(why)
+                Failure::unanswered(why)
             } else {
-                Failure::Refused(why)
+                Failure::refused(why)
             },
         )
     }
@@ -131,7 +126,7 @@ impl<'a> Connection<'a> {
 
     fn unreachable(&self, why: &str) -> Failure {
         let socket = self.socket.display();
-        Failure::Unreachable(format!("Tripod does not answer at {socket}: {why}"))
+        Failure::unanswered(format!("Tripod does not answer at {socket}: {why}"))
     }
 
     fn cannot_connect(&self, error: &io::Error) -> Failure {
@@ -143,7 +138,7 @@ impl<'a> Connection<'a> {
                  log, or restart it"
             }
             io::ErrorKind::PermissionDenied => {
-                return Failure::Unreachable(format!(
+                return Failure::unanswered(format!(
                     "Tripod answers only root, and the user as which it runs, at {socket}: run \
                      this command as root, for example with sudo"
                 ));
@@ -157,7 +152,7 @@ impl<'a> Connection<'a> {
                  kube-system exec POD -- tripod status"
             }
         };
-        Failure::Unreachable(format!("no Tripod answers at {socket} ({error}): {remedy}"))
+        Failure::unanswered(format!("no Tripod answers at {socket} ({error}): {remedy}"))
     }
 }
 

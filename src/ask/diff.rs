@@ -12,15 +12,6 @@ use crate::status_api::{Diff, Difference, FamilyDiff, Listed};
 /// Most differences of a family that are printed, unless all are requested.
 const MOST: usize = 50;
 
-/// How much is printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Detail {
-    /// The first differences of each family.
-    First,
-    /// All differences in the answer.
-    All,
-}
-
 /// Returns the exit status: 0 if nothing differs; 1 if something does; 2 if a family
 /// could not be compared, or if another process serves now and knows the differences.
 pub(super) fn status(diff: &Diff) -> ExitCode {
@@ -35,11 +26,11 @@ pub(super) fn status(diff: &Diff) -> ExitCode {
     }
 }
 
-/// Returns the lines, for people.
-pub(super) fn table(diff: &Diff, detail: Detail, paint: Paint) -> String {
+/// Returns the lines, for people; all differences in the answer if it is `wide`.
+pub(super) fn table(diff: &Diff, wide: bool, paint: Paint) -> String {
     let mut text = String::new();
     for family in &diff.families {
-        text.push_str(&section(family, &diff.mode, detail, paint));
+        text.push_str(&section(family, &diff.mode, wide, paint));
     }
     if diff.families.is_empty() {
         let why = "could not be compared: another Tripod process serves now; ask again when this one \
@@ -47,20 +38,20 @@ pub(super) fn table(diff: &Diff, detail: Detail, paint: Paint) -> String {
         let why = paint.paint(Tone::Bad, why);
         text.push_str(&format!("{} mode: {why}\n", diff.mode));
     }
-    text.push_str(&lines("the node", &diff.node, None, detail, paint));
+    text.push_str(&lines("the node", &diff.node, None, wide, paint));
     text
 }
 
-fn section(of: &FamilyDiff, mode: &str, detail: Detail, paint: Paint) -> String {
+fn section(of: &FamilyDiff, mode: &str, wide: bool, paint: Paint) -> String {
     let name = format!("{mode} mode, {}", of.family);
-    lines(&name, &of.differences, of.error.as_deref(), detail, paint)
+    lines(&name, &of.differences, of.error.as_deref(), wide, paint)
 }
 
 fn lines(
     name: &str,
     differences: &Listed<Difference>,
     error: Option<&str>,
-    detail: Detail,
+    wide: bool,
     paint: Paint,
 ) -> String {
     let heading = match (error, differences.total) {
@@ -73,14 +64,11 @@ fn lines(
         (None, total) => paint.paint(Tone::Bad, &format!("{total} differences")),
     };
     let mut lines = vec![format!("{name}: {heading}")];
-    let shown = match detail {
-        Detail::First => MOST.min(differences.items.len()),
-        Detail::All => differences.items.len(),
-    };
-    let rows: Vec<_> = differences.items[..shown].iter().map(row).collect();
+    let most = if wide { usize::MAX } else { MOST };
+    let rows: Vec<_> = differences.items.iter().take(most).map(row).collect();
     lines.extend(table::lines(&rows).iter().map(|line| format!("  {line}")));
-    if differences.total > shown {
-        let more = differences.total - shown;
+    let more = differences.total.saturating_sub(rows.len());
+    if more > 0 {
         lines.push(format!("  and {more} more"));
     }
     lines.join("\n") + "\n"

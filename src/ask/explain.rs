@@ -2,40 +2,28 @@
 
 use std::process::ExitCode;
 
-use serde::Serialize;
-
 use super::{
     connection::{self, Failure},
-    json,
     paint::{Paint, Tone},
-    print as put, table, yaml,
+    print as put, table, written,
 };
 use crate::{
-    cli::Output,
+    cli::{Explain, Output},
     status_api::{
         Addressee, Candidate, Connection, Destination, EXPLAIN_PATH, Explanation, ExplanationList,
     },
 };
 
-/// The question about a packet.
-pub(super) struct Asked<'a> {
-    /// Destination of the packet: an address with a port, or a Service.
-    pub(super) to: &'a Destination,
-    /// Its sender: an address, `pod`, `node` or `outside`; if `None`, the proxy chooses one.
-    pub(super) from: Option<&'a str>,
-    /// Whether the state of the kernel is read.
-    pub(super) kernel: bool,
-}
-
 /// Returns the path at which the API explains a packet.
-pub(super) fn path(asked: &Asked<'_>) -> String {
-    let Asked { to, from, kernel } = asked;
+pub(super) fn path(asked: &Explain) -> String {
+    let Explain { to, from, kernel } = asked;
     let Destination {
         addressee,
         protocol,
     } = to;
     let protocol = protocol.as_ref();
     let protocol = protocol.map_or_else(String::new, |protocol| format!("&protocol={protocol}"));
+    let from = from.as_ref();
     let from = from.map_or_else(String::new, |from| format!("&from={from}"));
     format!("{EXPLAIN_PATH}?to={addressee}{protocol}{from}&kernel={kernel}")
 }
@@ -43,38 +31,26 @@ pub(super) fn path(asked: &Asked<'_>) -> String {
 /// Prints what happens to a packet; for a Service, at each of its cluster IPs.
 pub(super) async fn print(
     connection: &connection::Connection<'_>,
-    asked: &Asked<'_>,
+    asked: &Explain,
     output: Output,
 ) -> Result<ExitCode, Failure> {
     let path = path(asked);
     let text = match asked.to.addressee {
         Addressee::Address(_) => {
             let one: Explanation = connection.get(&path).await?;
-            text(&one, std::slice::from_ref(&one), output)?
+            written(&one, output, |wide| table(&one, wide, Paint::of_stdout()))
         }
         Addressee::Service(_) => {
             let list: ExplanationList = connection.get(&path).await?;
-            text(&list, &list.items, output)?
+            written(&list, output, |wide| {
+                let items = list.items.iter();
+                let tables = items.map(|one| table(one, wide, Paint::of_stdout()));
+                tables.collect::<Vec<_>>().join("\n")
+            })
         }
-    };
+    }?;
     put(&text)?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Returns `answer`, which has these `items`, in the format `output`.
-fn text(answer: &impl Serialize, items: &[Explanation], output: Output) -> Result<String, Failure> {
-    let tables = |detail| {
-        let tables = items
-            .iter()
-            .map(|one| table(one, detail, Paint::of_stdout()));
-        tables.collect::<Vec<_>>().join("\n")
-    };
-    match output {
-        Output::Table => Ok(tables(Detail::First)),
-        Output::Wide => Ok(tables(Detail::All)),
-        Output::Json => json(answer),
-        Output::Yaml => yaml(answer),
-    }
 }
 
 /// Most objects of the ServicePort that are printed, unless all are requested.
@@ -83,17 +59,9 @@ const MOST: usize = 12;
 /// Most connections that are printed, unless all are requested.
 const MOST_CONNECTIONS: usize = 10;
 
-/// How much is printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Detail {
-    /// The first objects, and those that differ from the desired state; the first connections.
-    First,
-    /// All objects and connections in the answer.
-    All,
-}
-
-/// Returns the lines, for people.
-pub(super) fn table(explanation: &Explanation, detail: Detail, paint: Paint) -> String {
+/// Returns the lines, for people; without `wide` only the first objects, those that differ from the
+/// desired state, and the first connections.
+fn table(explanation: &Explanation, wide: bool, paint: Paint) -> String {
     let Explanation {
         to,
         protocol,
@@ -130,8 +98,8 @@ pub(super) fn table(explanation: &Explanation, detail: Detail, paint: Paint) -> 
         let rows: Vec<_> = rows.collect();
         lines.extend(indented(&table::lines(&rows)));
     }
-    lines.extend(kernel(explanation, detail, paint));
-    lines.extend(connections(explanation, detail, paint));
+    lines.extend(kernel(explanation, wide, paint));
+    lines.extend(connections(explanation, wide, paint));
     lines.join("\n") + "\n"
 }
 
@@ -172,7 +140,7 @@ fn candidate(candidate: &Candidate) -> [String; 3] {
 }
 
 /// Lists the kernel's objects for the ServicePort, and the differences.
-fn kernel(explanation: &Explanation, detail: Detail, paint: Paint) -> Vec<String> {
+fn kernel(explanation: &Explanation, wide: bool, paint: Paint) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(error) = &explanation.error {
         let line = format!("the state of the kernel is not known: {error}");
@@ -189,7 +157,7 @@ fn kernel(explanation: &Explanation, detail: Detail, paint: Paint) -> Vec<String
         for object in &explanation.objects {
             let is_present = object.found == "present";
             present += usize::from(is_present);
-            if is_present && present > MOST && detail == Detail::First {
+            if is_present && present > MOST && !wide {
                 left_out += 1;
                 continue;
             }
@@ -218,7 +186,7 @@ fn kernel(explanation: &Explanation, detail: Detail, paint: Paint) -> Vec<String
 }
 
 /// Returns lines about the connections in conntrack.
-fn connections(explanation: &Explanation, detail: Detail, paint: Paint) -> Vec<String> {
+fn connections(explanation: &Explanation, wide: bool, paint: Paint) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(error) = &explanation.connections_error {
         let line = format!("the connections to it are not known: {error}");
@@ -235,11 +203,8 @@ fn connections(explanation: &Explanation, detail: Detail, paint: Paint) -> Vec<S
             paint.paint(Tone::Bad, &text)
         }
     });
-    let shown = match detail {
-        Detail::First => MOST_CONNECTIONS,
-        Detail::All => found.items.len(),
-    };
-    let rows = found.items.iter().take(shown).map(connection);
+    let most = if wide { usize::MAX } else { MOST_CONNECTIONS };
+    let rows = found.items.iter().take(most).map(connection);
     let rows: Vec<_> = rows.collect();
     lines.extend(indented(&table::lines(&rows)));
     if found.total > rows.len() {

@@ -14,21 +14,17 @@ mod tests;
 mod times;
 mod watch;
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    path::Path,
-    process::ExitCode,
-    time::Duration,
-};
+use std::{net::SocketAddr, path::Path, process::ExitCode, time::Duration};
 
 use serde::{Serialize, de::DeserializeOwned};
 
+pub use self::connection::PATIENCE;
 use self::{
     connection::{Connection, Failure},
     paint::Paint,
 };
 use crate::{
-    cli::{self, Ask, Output, Probe, Question, Repeat},
+    cli::{self, Ask, Explain, Output, Probe, Question, Repeat},
     status_api::{
         Addressee, DIALS_PATH, DIFF_PATH, Destination, DialList, Diff, Explanation,
         ExplanationList, HEALTH_PATH, Health, STATUS_PATH, ServicePort, Status,
@@ -46,14 +42,7 @@ pub async fn ask(ask: &Ask) -> ExitCode {
     let answered = match &ask.question {
         Question::Status => how_it_is(&connection, ask.output).await,
         Question::Probe(probe) => probed(&connection, *probe).await,
-        Question::Explain { to, from, kernel } => {
-            let asked = explain::Asked {
-                to,
-                from: from.as_deref(),
-                kernel: *kernel,
-            };
-            explain::print(&connection, &asked, ask.output).await
-        }
+        Question::Explain(asked) => explain::print(&connection, asked, ask.output).await,
         Question::Diff => what_differs(&connection, ask.output).await,
         Question::Services {
             namespace,
@@ -68,15 +57,7 @@ pub async fn ask(ask: &Ask) -> ExitCode {
             }
         }
     };
-    answered.unwrap_or_else(|failure| {
-        let status = match failure {
-            Failure::Refused(_) | Failure::Unwritable(_) => 1,
-            Failure::Unreachable(_) | Failure::Unavailable(_) | Failure::Unreadable(_) => {
-                UNREACHABLE
-            }
-        };
-        cli::fail(&failure, status)
-    })
+    answered.unwrap_or_else(|failure| cli::fail(&failure.why, failure.status))
 }
 
 /// Asks the running proxy for its state.
@@ -85,7 +66,7 @@ pub async fn ask(ask: &Ask) -> ExitCode {
 /// Says why there is no answer.
 pub async fn status_of(socket: &Path) -> Result<Status, String> {
     let answer = Connection::new(socket).get(STATUS_PATH).await;
-    answer.map_err(|failure| failure.to_string())
+    answer.map_err(|failure| failure.why)
 }
 
 /// Returns whether a proxy has that socket, even if it is stopped or busy.
@@ -93,67 +74,28 @@ pub async fn is_running(socket: &Path) -> bool {
     Connection::new(socket).is_listened_on().await
 }
 
-/// Like [`explanation`], but gives up after `most`.
+/// Asks the running proxy what happens to a packet, according to the Services alone. `from` is an
+/// address, `pod` or `node`.
 ///
 /// # Errors
-/// Says why there is no answer.
-pub async fn explanation_within(
-    most: Duration,
-    socket: &Path,
-    to: SocketAddr,
-    protocol: &str,
-    from: Option<IpAddr>,
-) -> Result<Explanation, String> {
-    let connection = Connection::new(socket).within(most);
-    explanation_of(&connection, to, protocol, &pod_or(from)).await
-}
-
-/// Asks the running proxy what happens to a packet, according to the Services alone.
-///
-/// # Errors
-/// Says why there is no answer.
+/// Says why there is no answer within `most`.
 pub async fn explanation(
     socket: &Path,
-    to: SocketAddr,
-    protocol: &str,
-    from: Option<IpAddr>,
-) -> Result<Explanation, String> {
-    explanation_of(&Connection::new(socket), to, protocol, &pod_or(from)).await
-}
-
-fn pod_or(from: Option<IpAddr>) -> String {
-    from.map_or_else(|| "pod".to_owned(), |ip| ip.to_string())
-}
-
-/// Asks the running proxy what happens to a packet from this node, according to the Services alone.
-///
-/// # Errors
-/// Says why there is no answer.
-pub async fn explanation_from_node(
-    socket: &Path,
-    to: SocketAddr,
-    protocol: &str,
-) -> Result<Explanation, String> {
-    explanation_of(&Connection::new(socket), to, protocol, "node").await
-}
-
-async fn explanation_of(
-    connection: &Connection<'_>,
+    most: Duration,
     to: SocketAddr,
     protocol: &str,
     from: &str,
 ) -> Result<Explanation, String> {
-    let to = Destination {
-        addressee: Addressee::Address(to),
-        protocol: Some(protocol.to_owned()),
-    };
-    let path = explain::path(&explain::Asked {
-        to: &to,
-        from: Some(from),
+    let path = explain::path(&Explain {
+        to: Destination {
+            addressee: Addressee::Address(to),
+            protocol: Some(protocol.to_owned()),
+        },
+        from: Some(from.to_owned()),
         kernel: false,
     });
-    let answer = connection.get(&path).await;
-    answer.map_err(|failure| failure.to_string())
+    let answer = Connection::new(socket).within(most).get(&path).await;
+    answer.map_err(|failure| failure.why)
 }
 
 /// Asks the running proxy for its attempts to reach endpoints of the ServicePort
@@ -171,7 +113,7 @@ pub async fn dials(
     let after = after.map_or_else(String::new, |after| format!("&after={after}"));
     let path = format!("{DIALS_PATH}?servicePort={service_port}&protocol={protocol}{after}");
     let answer = Connection::new(socket).within(most).get(&path).await;
-    answer.map_err(|failure| failure.to_string())
+    answer.map_err(|failure| failure.why)
 }
 
 /// Resolves `destination` to addresses, each with its port and the protocol in lower case; for a
@@ -182,19 +124,19 @@ pub async fn dials(
 pub async fn addresses(
     socket: &Path,
     destination: &Destination,
-    from: Option<IpAddr>,
+    from: &str,
 ) -> Result<Vec<(SocketAddr, String)>, String> {
     if let Addressee::Address(to) = &destination.addressee {
         let protocol = destination.protocol.as_deref().unwrap_or("tcp");
         return Ok(vec![(*to, protocol.to_owned())]);
     }
-    let path = explain::path(&explain::Asked {
-        to: destination,
-        from: Some(&pod_or(from)),
+    let path = explain::path(&Explain {
+        to: destination.clone(),
+        from: Some(from.to_owned()),
         kernel: false,
     });
     let answer = Connection::new(socket).get::<ExplanationList>(&path).await;
-    let items = answer.map_err(|failure| failure.to_string())?.items;
+    let items = answer.map_err(|failure| failure.why)?.items;
     let address = |one: Explanation| match one.to.parse() {
         Ok(to) => Ok((to, one.protocol.to_ascii_lowercase())),
         Err(_) => Err(format!("the running Tripod names {} as an address", one.to)),
@@ -215,19 +157,13 @@ pub async fn service_ports(
     let connection = Connection::new(socket);
     let selected = services::Selected::new(namespace, name);
     let list = services::all(&connection, &selected).await;
-    list.map(|list| list.items)
-        .map_err(|failure| failure.to_string())
+    list.map(|list| list.items).map_err(|failure| failure.why)
 }
 
 async fn how_it_is(connection: &Connection<'_>, output: Output) -> Result<ExitCode, Failure> {
     let status: Status = connection.get(STATUS_PATH).await?;
-    let text = match output {
-        Output::Table => status::table(&status, status::Detail::Short, Paint::of_stdout()),
-        Output::Wide => status::table(&status, status::Detail::All, Paint::of_stdout()),
-        Output::Json => json(&status)?,
-        Output::Yaml => yaml(&status)?,
-    };
-    print(&text)?;
+    let table = |wide| status::table(&status, wide, Paint::of_stdout());
+    print(&written(&status, output, table)?)?;
     Ok(if status.healthy {
         ExitCode::SUCCESS
     } else {
@@ -248,46 +184,42 @@ async fn probed(connection: &Connection<'_>, probe: Probe) -> Result<ExitCode, F
 
 async fn what_differs(connection: &Connection<'_>, output: Output) -> Result<ExitCode, Failure> {
     let diff: Diff = connection.get(DIFF_PATH).await?;
-    print(&match output {
-        Output::Table => diff::table(&diff, diff::Detail::First, Paint::of_stdout()),
-        Output::Wide => diff::table(&diff, diff::Detail::All, Paint::of_stdout()),
-        Output::Json => json(&diff)?,
-        Output::Yaml => yaml(&diff)?,
-    })?;
+    let table = |wide| diff::table(&diff, wide, Paint::of_stdout());
+    print(&written(&diff, output, table)?)?;
     Ok(diff::status(&diff))
 }
 
-/// Returns `value` in the format `output`; for people that is `table`.
+/// Returns `value` in the format `output`; for people that is `table`, which is told whether it is
+/// wide.
 ///
 /// # Errors
 /// When it cannot be written in that format.
 pub fn document(
     value: &impl Serialize,
     output: Output,
-    table: impl FnOnce() -> String,
+    table: impl FnOnce(bool) -> String,
 ) -> Result<String, String> {
-    let text = match output {
-        Output::Table | Output::Wide => Ok(table()),
-        Output::Json => json(value),
-        Output::Yaml => yaml(value),
-    };
-    text.map_err(|failure| failure.to_string())
+    match output {
+        Output::Table | Output::Wide => Ok(table(output == Output::Wide)),
+        Output::Json => serde_json::to_string_pretty(value)
+            .map(|text| text + "\n")
+            .map_err(|error| error.to_string()),
+        Output::Yaml => serde_saphyr::to_string(value).map_err(|error| error.to_string()),
+    }
 }
 
-fn json(value: &impl Serialize) -> Result<String, Failure> {
-    let text = serde_json::to_string_pretty(value);
-    text.map(|text| text + "\n")
-        .map_err(|error| Failure::Unreadable(error.to_string()))
-}
-
-fn yaml(value: &impl Serialize) -> Result<String, Failure> {
-    serde_saphyr::to_string(value).map_err(|error| Failure::Unreadable(error.to_string()))
+fn written(
+    value: &impl Serialize,
+    output: Output,
+    table: impl FnOnce(bool) -> String,
+) -> Result<String, Failure> {
+    document(value, output, table).map_err(Failure::unanswered)
 }
 
 /// Reads an answer of the API.
 fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
     serde_json::from_slice(body).map_err(|error| {
-        Failure::Unreadable(format!(
+        Failure::unanswered(format!(
             "the running Tripod gives an answer that this one does not understand ({error}): \
              ask it with a program of its own version"
         ))

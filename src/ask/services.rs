@@ -4,9 +4,8 @@ use std::process::ExitCode;
 
 use super::{
     connection::{Connection, Failure},
-    json,
     paint::{Paint, Tone},
-    print as put, table, watch, yaml,
+    print as put, table, watch, written,
 };
 use crate::{
     cli::Output,
@@ -51,14 +50,13 @@ pub(super) async fn print(
 ) -> Result<ExitCode, Failure> {
     let list = all(connection, selected).await?;
     let is_missing = list.items.is_empty() && !selected.all;
-    put(&match output {
-        Output::Table | Output::Wide if is_missing => String::new(),
-        Output::Table | Output::Wide => lines(selected, &list.items, output).join("\n") + "\n",
-        Output::Json => json(&list)?,
-        Output::Yaml => yaml(&list)?,
-    })?;
+    let table = |wide| match is_missing {
+        true => String::new(),
+        false => lines(selected, &list.items, wide).join("\n") + "\n",
+    };
+    put(&written(&list, output, table)?)?;
     if is_missing {
-        return Err(Failure::Refused(selected.none.clone()));
+        return Err(Failure::refused(selected.none.clone()));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -71,7 +69,7 @@ pub(super) async fn watch(
 ) -> Result<ExitCode, Failure> {
     let table = async || {
         let list = all(connection, selected).await?;
-        Ok(lines(selected, &list.items, output))
+        Ok(lines(selected, &list.items, output == Output::Wide))
     };
     watch::watch(table).await?;
     Ok(ExitCode::SUCCESS)
@@ -92,27 +90,6 @@ pub(super) async fn all(
     Ok(list)
 }
 
-/// How much is printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Detail {
-    /// Only endpoints that are not used.
-    Short,
-    /// Every endpoint, whether it is used or not.
-    EachEndpoint,
-    /// Every endpoint, and all known details of the ServicePort.
-    Wide,
-}
-
-impl Detail {
-    fn of(selected: &Selected, output: Output) -> Detail {
-        match output {
-            Output::Wide => Detail::Wide,
-            _ if selected.one => Detail::EachEndpoint,
-            _ => Detail::Short,
-        }
-    }
-}
-
 const HEAD: [&str; 10] = [
     "SERVICE",
     "PROTOCOL",
@@ -129,11 +106,11 @@ const HEAD: [&str; 10] = [
 
 /// Returns a line for each ServicePort, followed by notes about it, and by a line for
 /// each endpoint that is shown.
-fn lines(selected: &Selected, ports: &[ServicePort], output: Output) -> Vec<String> {
+fn lines(selected: &Selected, ports: &[ServicePort], wide: bool) -> Vec<String> {
     if ports.is_empty() {
         return vec![selected.none.clone()];
     }
-    let (detail, paint) = (Detail::of(selected, output), Paint::of_stdout());
+    let paint = Paint::of_stdout();
     let rows: Vec<_> = std::iter::once(HEAD.map(str::to_owned))
         .chain(ports.iter().map(row))
         .collect();
@@ -142,8 +119,10 @@ fn lines(selected: &Selected, ports: &[ServicePort], output: Output) -> Vec<Stri
     for (row, port) in rows.zip(ports) {
         lines.push(row);
         let endpoints = port.endpoints.iter();
-        let endpoints = endpoints.filter_map(|endpoint| endpoint_line(endpoint, detail));
-        let below = remarks(port, detail).into_iter().chain(endpoints);
+        let each = wide || selected.one;
+        let endpoints = endpoints.filter(|endpoint| each || !is_fully_used(endpoint));
+        let endpoints = endpoints.map(|endpoint| endpoint_line(endpoint, wide));
+        let below = remarks(port, wide).into_iter().chain(endpoints);
         lines.extend(below.map(|(tone, line)| format!("    {}", paint.paint(tone, &line))));
     }
     lines
@@ -194,7 +173,7 @@ fn traffic(traffic: Option<Traffic>) -> [String; 3] {
     [number(traffic.active), number(traffic.connections), bytes]
 }
 
-fn remarks(port: &ServicePort, detail: Detail) -> Vec<(Tone, String)> {
+fn remarks(port: &ServicePort, wide: bool) -> Vec<(Tone, String)> {
     let mut remarks = Vec::new();
     if let Some(why) = &port.failing {
         remarks.push((Tone::Bad, format!("not applied: {why}")));
@@ -238,19 +217,18 @@ fn remarks(port: &ServicePort, detail: Detail) -> Vec<(Tone, String)> {
     }
     let conflicts = port.conflicts.iter();
     remarks.extend(conflicts.map(|conflict| (Tone::Warning, conflict.clone())));
-    if detail == Detail::Wide && !port.source_ranges.is_empty() {
+    if wide && !port.source_ranges.is_empty() {
         let ranges = port.source_ranges.join(", ");
         remarks.push((Tone::Good, format!("load balancer only for {ranges}")));
     }
     remarks
 }
 
-fn endpoint_line(endpoint: &Endpoint, detail: Detail) -> Option<(Tone, String)> {
-    let starting = endpoint.starting.filter(|_| endpoint.in_use);
-    let is_usual = starting.is_none() && !endpoint.last_ready;
-    if endpoint.in_use && is_usual && detail == Detail::Short {
-        return None;
-    }
+fn is_fully_used(endpoint: &Endpoint) -> bool {
+    endpoint.in_use && endpoint.starting.is_none() && !endpoint.last_ready
+}
+
+fn endpoint_line(endpoint: &Endpoint, wide: bool) -> (Tone, String) {
     let mut line = endpoint.address.clone();
     if let Some(node) = &endpoint.node {
         line.push_str(&format!(" on {node}"));
@@ -262,10 +240,10 @@ fn endpoint_line(endpoint: &Endpoint, detail: Detail) -> Option<(Tone, String)> 
         }
         None => line.push_str(": in use"),
     }
-    if let Some(percent) = starting {
+    if let Some(percent) = endpoint.starting.filter(|_| endpoint.in_use) {
         line.push_str(&format!(", starting with {percent} % of its weight"));
     }
-    if detail == Detail::Wide {
+    if wide {
         let [active, connections, bytes] = traffic(endpoint.traffic);
         line.push_str(&format!(
             "; weight {}, active {active}, connections {connections}, bytes {bytes}",
@@ -277,7 +255,7 @@ fn endpoint_line(endpoint: &Endpoint, detail: Detail) -> Option<(Tone, String)> 
     } else {
         Tone::Warning
     };
-    Some((tone, line))
+    (tone, line)
 }
 
 #[cfg(test)]
@@ -299,7 +277,7 @@ mod tests {
             "failing": null, "unsupported": [], "conflicts": [], "traffic": null,
         });
         let port = serde_json::from_value(port).expect("a ServicePort");
-        let lines = lines(&Selected::new(None, None), &[port], Output::Table);
+        let lines = lines(&Selected::new(None, None), &[port], false);
         for (line, cell) in [(0, "ENDPOINTS"), (1, "0/0")] {
             let at = lines[line].find(cell).expect(cell);
             assert!(at + cell.len() <= 80, "{lines:#?}");

@@ -9,23 +9,8 @@ use crate::{
     status_api::{FamilySync, Health, Listed, ObjectKind, Status},
 };
 
-/// How much is printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Detail {
-    /// The first few of each kind.
-    Short,
-    /// All of each kind.
-    All,
-}
-
-impl Detail {
-    fn most(self) -> usize {
-        match self {
-            Detail::Short => 10,
-            Detail::All => usize::MAX,
-        }
-    }
-}
+/// Most items of each kind that are printed, unless all are requested.
+const MOST: usize = 10;
 
 /// Lists the reasons why a probe of the pod fails; empty if it does not.
 pub(super) fn failing(health: &Health, probe: Probe) -> Vec<String> {
@@ -60,8 +45,8 @@ const HEADING: usize = 13;
 
 const STAYS: &str = "; its last valid version stays in use";
 
-/// Returns the lines, for people.
-pub(super) fn table(status: &Status, detail: Detail, paint: Paint) -> String {
+/// Returns the lines, for people; all items of each kind if it is `wide`.
+pub(super) fn table(status: &Status, wide: bool, paint: Paint) -> String {
     let mut sections = Sections {
         text: String::new(),
         paint,
@@ -85,10 +70,10 @@ pub(super) fn table(status: &Status, detail: Detail, paint: Paint) -> String {
     let objects = &status.objects;
     let mut lines = vec![objects.source.clone()];
     let kinds = objects.kinds.iter();
-    lines.extend(kinds.filter_map(|kind| object_kind(kind, detail)));
+    lines.extend(kinds.filter_map(|kind| object_kind(kind, wide)));
     sections.plain("objects", lines);
     sections.plain("last sync", status.syncs.iter().map(sync).collect());
-    let draining = shown(&status.draining, detail, |draining| {
+    let draining = shown(&status.draining, wide, |draining| {
         let address = &draining.address;
         draining.endpoint.as_ref().map_or_else(
             || format!("{address}, no longer served"),
@@ -110,31 +95,31 @@ pub(super) fn table(status: &Status, detail: Detail, paint: Paint) -> String {
         "not known yet".to_owned()
     };
     sections.plain("serving", vec![serving]);
-    let failing = shown(&status.failing, detail, |failing| {
+    let failing = shown(&status.failing, wide, |failing| {
         let whose = [&failing.service_port, &failing.protocol];
         let whose: Vec<&str> = whose.into_iter().flatten().map(String::as_str).collect();
         let whose = [whose, vec![&failing.family]].concat().join(" ");
         format!("{whose}: {}", failing.why)
     });
     sections.toned("failing", Tone::Bad, &failing);
-    let health_checks = shown(&status.health_checks_failing, detail, |failing| {
+    let health_checks = shown(&status.health_checks_failing, wide, |failing| {
         let (service, address) = (&failing.service, &failing.address);
         let since = ago(&failing.since);
         format!("{service} on {address}, since {since}: {}", failing.why)
     });
     sections.toned("health checks", Tone::Bad, &health_checks);
-    let unusable = shown(&status.unusable, detail, |unusable| {
+    let unusable = shown(&status.unusable, wide, |unusable| {
         let (object, why) = (&unusable.object, &unusable.why);
         let stays = if unusable.stays { STAYS } else { "" };
         format!("{object}, since {}: {why}{stays}", ago(&unusable.since))
     });
     sections.toned("unusable", Tone::Bad, &unusable);
-    let unsupported = shown(&status.unsupported, detail, |unsupported| {
+    let unsupported = shown(&status.unsupported, wide, |unsupported| {
         let (service, what) = (&unsupported.service, &unsupported.what);
         format!("{service} {what}: {}", unsupported.why)
     });
     sections.toned("unsupported", Tone::Warning, &unsupported);
-    let conflicts = shown(&status.conflicts, detail, |conflict| {
+    let conflicts = shown(&status.conflicts, wide, |conflict| {
         let (port, protocol) = (&conflict.service_port, &conflict.protocol);
         format!("{port} {protocol}: {}", conflict.why)
     });
@@ -171,8 +156,9 @@ fn number(count: usize, noun: &str) -> String {
 }
 
 /// Returns a line for each item that is shown, and one about the rest.
-fn shown<T>(listed: &Listed<T>, detail: Detail, line: impl Fn(&T) -> String) -> Vec<String> {
-    let mut lines: Vec<_> = listed.items.iter().take(detail.most()).map(line).collect();
+fn shown<T>(listed: &Listed<T>, wide: bool, line: impl Fn(&T) -> String) -> Vec<String> {
+    let most = if wide { usize::MAX } else { MOST };
+    let mut lines: Vec<_> = listed.items.iter().take(most).map(line).collect();
     match listed.total.saturating_sub(lines.len()) {
         0 => {}
         more => lines.push(format!("and {more} more")),
@@ -180,7 +166,7 @@ fn shown<T>(listed: &Listed<T>, detail: Detail, line: impl Fn(&T) -> String) -> 
     lines
 }
 
-fn object_kind(kind: &ObjectKind, detail: Detail) -> Option<String> {
+fn object_kind(kind: &ObjectKind, wide: bool) -> Option<String> {
     let name = &kind.name;
     let known = if kind.complete {
         "known"
@@ -195,7 +181,7 @@ fn object_kind(kind: &ObjectKind, detail: Detail) -> Option<String> {
                 trouble.why
             ))
         }
-        None if kind.complete && detail == Detail::Short => None,
+        None if kind.complete && !wide => None,
         None => Some(format!("{name}: {known}")),
     }
 }

@@ -85,7 +85,7 @@ async fn a_proxy_that_accepts_nothing_runs() {
     listener.listen(0).unwrap();
     let _waits = UnixStream::connect(&path).await.unwrap();
     let answer = connection.get::<Status>(STATUS_PATH).await;
-    let why = answer.expect_err("nothing is accepted").to_string();
+    let why = answer.expect_err("nothing is accepted").why;
     assert!(
         why.contains("a Tripod runs there, but accepts no connection"),
         "{why}"
@@ -101,7 +101,7 @@ async fn an_answer_is_waited_for_no_longer_than_asked() {
     let _listener = UnixListener::bind(&path).unwrap();
     let connection = Connection::new(&path).within(Duration::from_millis(100));
     let answer = connection.get::<Status>(STATUS_PATH).await;
-    let why = answer.expect_err("nothing answers").to_string();
+    let why = answer.expect_err("nothing answers").why;
     assert!(why.ends_with("no answer within 0.1 s"), "{why}");
     std::fs::remove_file(path).unwrap();
 }

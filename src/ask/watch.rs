@@ -33,9 +33,7 @@ pub(super) async fn watch(
             Err(error) => return Err(Unwritable::from(error).into()),
         }
         tokio::time::sleep(PERIOD).await;
-        now = lines()
-            .await
-            .unwrap_or_else(|failure| vec![failure.to_string()]);
+        now = lines().await.unwrap_or_else(|failure| vec![failure.why]);
     }
 }
 

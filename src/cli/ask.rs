@@ -27,15 +27,7 @@ pub enum Question {
     /// The same as a probe of its pod checks.
     Probe(Probe),
     /// The path of a packet.
-    Explain {
-        /// Destination of the packet: an address with a port, or a Service.
-        to: Destination,
-        /// Sender: an address, `pod`, `node` or `outside`; `None`: `pod`, or `node` where pods
-        /// are not known.
-        from: Option<String>,
-        /// Whether the state of the kernel is read.
-        kernel: bool,
-    },
+    Explain(Explain),
     /// Differences between the kernel and the desired state.
     Diff,
     /// The ServicePorts that it serves, and their endpoints.
@@ -47,6 +39,18 @@ pub enum Question {
         /// Whether they are shown once, or again on each change.
         repeat: Repeat,
     },
+}
+
+/// A question about a packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explain {
+    /// Destination of the packet: an address with a port, or a Service.
+    pub to: Destination,
+    /// Sender: an address, `pod`, `node` or `outside`; `None`: `pod`, or `node` where pods are not
+    /// known.
+    pub from: Option<String>,
+    /// Whether the state of the kernel is read.
+    pub kernel: bool,
 }
 
 /// The probes of the kubelet for a pod.
@@ -259,11 +263,11 @@ pub(super) fn read(subcommand: &str, matches: &ArgMatches) -> Result<Option<Ask>
             probe.map_or(Question::Status, |probe| Question::Probe(*probe))
         }
         "diff" => Question::Diff,
-        "explain" => Question::Explain {
+        "explain" => Question::Explain(Explain {
             to: destination::chosen(matches)?,
             from: matches.get_one::<String>("from").cloned(),
             kernel: !matches.get_flag("desired-only"),
-        },
+        }),
         "services" => {
             let selected = matches.get_one::<(String, Option<String>)>("services");
             let (namespace, name) = selected.cloned().unzip();

@@ -33,7 +33,7 @@ use clap::{Command, FromArgMatches, parser::ValueSource};
 use options::CommandLine;
 
 pub use self::{
-    ask::{Ask, Output, Probe, Question, Repeat, chosen as output},
+    ask::{Ask, Explain, Output, Probe, Question, Repeat, chosen as output},
     cleanup::Cleanup,
     ends::Ends,
     hold::Hold,

@@ -224,9 +224,7 @@ fn engines(kernel: &Kernel) -> Vec<(Family, Engine)> {
 }
 
 fn text(report: &Report, output: Output) -> Result<String, String> {
-    ask::document(report, output, || {
-        migrate::table(report, output == Output::Wide)
-    })
+    ask::document(report, output, |wide| migrate::table(report, wide))
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use crate::{
 /// # Errors
 /// When it cannot be written in that format.
 pub(super) fn text(report: &Report, output: Output) -> Result<String, String> {
-    ask::document(report, output, || lines(report))
+    ask::document(report, output, |_| lines(report))
 }
 
 fn lines(report: &Report) -> String {

@@ -12,7 +12,7 @@ use std::{
     collections::HashMap,
     fs,
     io::{self, Write},
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     process::ExitCode,
     time::Instant,
 };
@@ -89,9 +89,14 @@ pub fn unable(why: &str) -> ExitCode {
     cli::fail(&why, UNABLE)
 }
 
+/// Returns the sender about which the running proxy is asked.
+fn sender(from: Option<IpAddr>) -> String {
+    from.map_or_else(|| "pod".to_owned(), |ip| ip.to_string())
+}
+
 /// Determines which packets to follow; the address of a Service comes from the running proxy.
 async fn target(asked: &Trace) -> Result<TraceTarget, String> {
-    let found = ask::addresses(&asked.socket, &asked.to, asked.from).await?;
+    let found = ask::addresses(&asked.socket, &asked.to, &sender(asked.from)).await?;
     let [(to, protocol)] = &*found else {
         let all = found
             .iter()
@@ -167,8 +172,8 @@ impl Tracing<'_> {
         }
         let most = asked.timeout.min(PATIENCE);
         let protocol = target.protocol.name();
-        let explained =
-            ask::explanation_within(most, &asked.socket, target.to, protocol, target.from).await;
+        let from = sender(target.from);
+        let explained = ask::explanation(&asked.socket, most, target.to, protocol, &from).await;
         let (asker, why_unseen) = asker(asked, &target, explained.as_ref().ok()).await;
         unseen.extend(why_unseen);
         let start = start(&target, explained.as_ref(), unseen);

@@ -119,7 +119,7 @@ pub(super) fn print(asked: &Asked) -> Result<ExitCode, String> {
         return Err(pods::none(kubectl));
     }
     all.sort_by(|one, other| one.node.cmp(&other.node));
-    let text = document(&all, asked.output, || shown(&all))?;
+    let text = document(&all, asked.output, |_| shown(&all))?;
     cli::put(&text).map_err(|error| error.to_string())?;
     Ok(if all.iter().all(OfNode::is_healthy) {
         ExitCode::SUCCESS

@@ -79,7 +79,7 @@ fn words_that_mean_the_same_are_accepted() {
 fn a_question_names_a_sender_only_if_it_is_given() {
     let from = |arguments: &[&str]| match settings(arguments).job {
         Job::Ask(Ask {
-            question: Question::Explain { from, .. },
+            question: Question::Explain(Explain { from, .. }),
             ..
         }) => from,
         other => panic!("{other:?}"),

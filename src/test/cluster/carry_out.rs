@@ -67,11 +67,8 @@ async fn not_served(tried: &Try, socket: &Path) -> Option<String> {
     }
     let protocol = tried.protocol.name();
     let own = tried.caller.of_family(tried.to.ip());
-    let explained = match own.first() {
-        Some(from) => ask::explanation(socket, tried.to, protocol, Some(*from)).await,
-        None => ask::explanation_from_node(socket, tried.to, protocol).await,
-    };
-    match explained {
+    let from = own.first().map_or("node".to_owned(), IpAddr::to_string);
+    match ask::explanation(socket, ask::PATIENCE, tried.to, protocol, &from).await {
         // Packets to a loopback address stay on this node, which refuses them.
         Ok(explained)
             if explained.verdict == "notServed"
@@ -109,7 +106,7 @@ async fn not_outside(tried: &Try, socket: &Path) -> Option<String> {
     };
     for ip in senders {
         let protocol = tried.protocol.name();
-        match ask::explanation(socket, tried.to, protocol, Some(ip)).await {
+        match ask::explanation(socket, ask::PATIENCE, tried.to, protocol, &ip.to_string()).await {
             Ok(explained) if explained.origin == "outside" => {}
             Ok(_) => {
                 return Some(format!(

@@ -96,7 +96,7 @@ async fn judge(port: &ServicePort, to: SocketAddr, socket: &Path) -> Finding {
         );
         return Finding::skipped(why);
     }
-    match ask::explanation_from_node(socket, to, &port.protocol).await {
+    match ask::explanation(socket, ask::PATIENCE, to, &port.protocol, "node").await {
         Ok(explanation) => compare(&explanation, &connect(to).await),
         Err(why) => Finding::skipped(why),
     }

@@ -65,7 +65,7 @@ fn here(stage: &Stage, node: IpAddr) -> usize {
 /// Explains why nothing answers at that address; `None` if something does.
 async fn not_served(to: SocketAddr, socket: &Path) -> Option<String> {
     let protocol = Protocol::Tcp.name();
-    match ask::explanation_from_node(socket, to, protocol).await {
+    match ask::explanation(socket, ask::PATIENCE, to, protocol, "node").await {
         Ok(explained) if explained.verdict == "answered" => None,
         Ok(explained) => {
             let steps = explained.steps.last().cloned().unwrap_or_default();

@@ -178,7 +178,8 @@ impl Attempts {
     ) -> Result<Promise, String> {
         let _turn = self.questions.acquire().await;
         let protocol = call.port.name.protocol.name().to_lowercase();
-        let answer = ask::explanation(Path::new(SOCKET), to, &protocol, Some(from)).await;
+        let (socket, from) = (Path::new(SOCKET), from.to_string());
+        let answer = ask::explanation(socket, ask::PATIENCE, to, &protocol, &from).await;
         call.promise(&answer?)
     }
 
