@@ -3,9 +3,9 @@
 
 use std::{net::IpAddr, path::PathBuf};
 
-use clap::{Arg, ArgAction, ArgMatches, Command, ValueEnum, value_parser};
+use clap::{ArgMatches, Args, ValueEnum};
 
-use super::{destination, help};
+use super::Stop;
 use crate::status_api::{Destination, SOCKET};
 
 /// A question to the running proxy.
@@ -84,7 +84,29 @@ pub enum Output {
     Yaml,
 }
 
-const STATUS_HELP: &str = "\
+/// The format of what a command prints: the same flag for all of them, even if `wide` adds nothing
+/// to `table`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Args)]
+pub struct Format {
+    /// Output format: table, wide, json or yaml
+    #[arg(long, short, value_name = "FORMAT", default_value = "table")]
+    #[arg(hide_possible_values = true)]
+    pub output: Output,
+}
+
+/// The flags of all commands that ask the running proxy.
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct Common {
+    /// How the answer is printed.
+    #[command(flatten)]
+    pub format: Format,
+    /// Unix socket of the proxy
+    #[arg(long = "status-socket", value_name = "PATH", default_value = SOCKET)]
+    #[arg(long_help = "The unix socket of the running Tripod")]
+    pub socket: PathBuf,
+}
+
+pub(super) const STATUS_HELP: &str = "\
 Exits with 0 if the proxy is healthy, with 1 if it is not, and with 2 if it does not
 answer or the command line is wrong. The proxy is healthy if the objects are known and
 followed and all of them are valid, the last sync of each IP family succeeded, no change
@@ -97,28 +119,25 @@ liveness fails if a change has waited too long; readiness also fails until the f
 of each IP family has succeeded. A family that was never applied is ignored once it has
 waited too long while the other one is applied.";
 
-const SERVICES_HELP: &str = "\
+pub(super) const SERVICES_HELP: &str = "\
 ls, svc and list are aliases of this command. Exits with 0; with 1 if there is no such
 Service or the namespace has none; and with 2 if the proxy does not answer or the command
 line is wrong. Unknown values are shown as -.";
 
-pub(super) fn status() -> Command {
-    let about = "Show health and everything that is not applied";
-    let command = help::with_text(Command::new("status").about(about), STATUS_HELP);
-    let probe = Arg::new("probe")
-        .long("probe")
-        .value_name("KIND")
-        .value_parser(value_parser!(Probe))
-        .hide_possible_values(true);
-    common(command).arg(help::explained(
-        probe,
-        "Answer a probe of the kubelet: liveness or readiness",
-        "Answer a probe of the kubelet in this pod, liveness or readiness, and print only why it \
-         fails",
-    ))
+#[derive(Debug, Args)]
+pub(super) struct StatusFlags {
+    #[command(flatten)]
+    pub(super) common: Common,
+    /// Answer a probe of the kubelet: liveness or readiness
+    #[arg(long, value_name = "KIND", hide_possible_values = true)]
+    #[arg(
+        long_help = "Answer a probe of the kubelet in this pod, liveness or readiness, and print \
+                       only why it fails"
+    )]
+    pub(super) probe: Option<Probe>,
 }
 
-const EXPLAIN_HELP: &str = "\
+pub(super) const EXPLAIN_HELP: &str = "\
 Shows what happens to the first packet of a connection, or to the datagrams of a UDP
 client: which Service it belongs to, the endpoints to which it may be sent, with their
 shares, or why it is refused. The answer follows from the current Services; differences
@@ -134,27 +153,23 @@ Examples:
       tripod explain 10.96.0.10:53/udp
       tripod explain 192.0.2.10:30080 --from 198.51.100.7";
 
-pub(super) fn explain() -> Command {
-    let about = "Explain where a packet to a Service goes, and why";
-    let command = help::with_text(Command::new("explain").about(about), EXPLAIN_HELP);
-    let from = Arg::new("from")
-        .long("from")
-        .value_name("SENDER")
-        .value_parser(caller);
-    let from = help::explained(
-        from,
-        "Who sends the packet: ADDRESS, pod, node or outside",
-        "Who sends the packet: an address, any pod of this node (pod), this node (node), or any \
-         other host (outside). Without it: pod, or node if no cluster CIDR is known by which pods \
-         are distinguished",
-    );
-    let desired_only = Arg::new("desired-only")
-        .long("desired-only")
-        .action(ArgAction::SetTrue)
-        .help("Answer from the Services only, without reading the kernel");
-    common(destination::added(command))
-        .arg(from)
-        .arg(desired_only)
+#[derive(Debug, Args)]
+pub(super) struct ExplainFlags {
+    #[command(flatten)]
+    pub(super) to: Destination,
+    #[command(flatten)]
+    pub(super) common: Common,
+    /// Who sends the packet: ADDRESS, pod, node or outside
+    #[arg(long, value_name = "SENDER", value_parser = caller)]
+    #[arg(
+        long_help = "Who sends the packet: an address, any pod of this node (pod), this node \
+                       (node), or any other host (outside). Without it: pod, or node if no cluster \
+                       CIDR is known by which pods are distinguished"
+    )]
+    pub(super) from: Option<String>,
+    /// Answer from the Services only, without reading the kernel
+    #[arg(long)]
+    pub(super) desired_only: bool,
 }
 
 fn caller(text: &str) -> Result<String, String> {
@@ -166,68 +181,43 @@ fn caller(text: &str) -> Result<String, String> {
     }
 }
 
-const DIFF_HELP: &str = "\
+pub(super) const DIFF_HELP: &str = "\
 Reads the kernel and compares it with the desired state for the current Services;
 changes nothing. Exits with 0 if nothing differs, with 1 if something does, and with 2 if
 the proxy does not answer or cannot answer now, the kernel cannot be read, another Tripod
 process serves, or the command line is wrong.";
 
-pub(super) fn diff() -> Command {
-    let about = "Show differences between the kernel and the desired state";
-    common(help::with_text(
-        Command::new("diff").about(about),
-        DIFF_HELP,
-    ))
+#[derive(Debug, Args)]
+pub(super) struct ServicesFlags {
+    #[command(flatten)]
+    pub(super) common: Common,
+    /// Continue, and print changes; on a terminal, update the table
+    #[arg(long, short)]
+    watch: bool,
+    /// Show only this namespace, or only this Service
+    #[arg(value_name = "NAMESPACE[/NAME]", value_parser = selected)]
+    services: Option<(String, Option<String>)>,
 }
 
-pub(super) fn services() -> Command {
-    let about = "List the Services that the running Tripod serves, and their endpoints";
-    let command = Command::new("services").visible_aliases(["ls", "svc", "list"]);
-    let command = help::with_text(command.about(about), SERVICES_HELP);
-    let watch = Arg::new("watch")
-        .long("watch")
-        .short('w')
-        .action(ArgAction::SetTrue)
-        .help("Continue, and print changes; on a terminal, update the table");
-    common(command).arg(watch).arg(
-        Arg::new("services")
-            .value_name("NAMESPACE[/NAME]")
-            .value_parser(selected)
-            .help("Show only this namespace, or only this Service"),
-    )
-}
-
-fn common(command: Command) -> Command {
-    command.arg(output()).arg(socket())
-}
-
-/// Returns the flag that names the socket of the running proxy.
-pub(super) fn socket() -> Arg {
-    Arg::new("socket")
-        .long("status-socket")
-        .value_name("PATH")
-        .default_value(SOCKET)
-        .help("Unix socket of the proxy")
-        .long_help("The unix socket of the running Tripod")
-}
-
-/// Returns the socket that the flag of [`socket`] names.
-pub(super) fn chosen_socket(matches: &ArgMatches) -> PathBuf {
-    let socket = matches.get_one::<String>("socket");
-    socket.map_or(SOCKET, String::as_str).into()
-}
-
-/// Returns the flag that chooses among the formats: the same for every subcommand that
-/// prints an answer, even if `wide` adds nothing to `table`.
-pub(super) fn output() -> Arg {
-    Arg::new("output")
-        .long("output")
-        .short('o')
-        .value_name("FORMAT")
-        .value_parser(value_parser!(Output))
-        .hide_possible_values(true)
-        .default_value("table")
-        .help("Output format: table, wide, json or yaml")
+impl ServicesFlags {
+    pub(super) fn question(&self) -> Result<Question, Stop> {
+        let is_table = matches!(self.common.format.output, Output::Table | Output::Wide);
+        if self.watch && !is_table {
+            return Err(Stop::refused(
+                "--watch prints only tables: use --output=table or wide, or run the command again \
+                 and again without --watch",
+            ));
+        }
+        let (namespace, name) = self.services.clone().unzip();
+        Ok(Question::Services {
+            namespace,
+            name: name.flatten(),
+            repeat: match self.watch {
+                true => Repeat::OnChange,
+                false => Repeat::Never,
+            },
+        })
+    }
 }
 
 /// Returns the format that the flag `--output` of a subcommand chose.
@@ -249,49 +239,4 @@ fn selected(text: &str) -> Result<(String, Option<String>), String> {
         return Err("it must be a namespace, or a namespace, a slash and a name".to_owned());
     }
     Ok((namespace.to_owned(), name.map(str::to_owned)))
-}
-
-/// Reads the `matches` of the subcommand of that name; `None` if it is another subcommand.
-///
-/// # Errors
-/// When parts of it contradict each other.
-pub(super) fn read(subcommand: &str, matches: &ArgMatches) -> Result<Option<Ask>, String> {
-    let output = chosen(matches);
-    let question = match subcommand {
-        "status" => {
-            let probe = matches.get_one::<Probe>("probe");
-            probe.map_or(Question::Status, |probe| Question::Probe(*probe))
-        }
-        "diff" => Question::Diff,
-        "explain" => Question::Explain(Explain {
-            to: destination::chosen(matches)?,
-            from: matches.get_one::<String>("from").cloned(),
-            kernel: !matches.get_flag("desired-only"),
-        }),
-        "services" => {
-            let selected = matches.get_one::<(String, Option<String>)>("services");
-            let (namespace, name) = selected.cloned().unzip();
-            let repeat = if matches.get_flag("watch") {
-                Repeat::OnChange
-            } else {
-                Repeat::Never
-            };
-            if repeat == Repeat::OnChange && matches!(output, Output::Json | Output::Yaml) {
-                let why = "--watch prints only tables: use --output=table or wide, or run the \
-                           command again and again without --watch";
-                return Err(why.to_owned());
-            }
-            Question::Services {
-                namespace,
-                name: name.flatten(),
-                repeat,
-            }
-        }
-        _ => return Ok(None),
-    };
-    Ok(Some(Ask {
-        question,
-        output,
-        socket: chosen_socket(matches),
-    }))
 }

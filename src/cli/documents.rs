@@ -1,59 +1,23 @@
-//! Documents that the program prints about itself: its version, completion for shells, and pages
+//! Documents that the program prints about itself: completion for shells, and pages
 //! for man(1).
 
-use clap::{Arg, ArgMatches, Command};
+use clap::Command;
 use clap_complete::aot::{Bash, Fish, Zsh, generate};
 use clap_mangen::Man;
 
-use super::{
-    help::{COMMANDS, HELP},
-    options::Version,
-    settings,
-};
+use super::help::{COMMANDS, HELP};
 
 const PROGRAM: &str = "tripod";
 
-pub(super) fn completion() -> Command {
-    let about = "Print a script for shell completion of commands and flags";
-    Command::new("completion").about(about).arg(
-        Arg::new("shell")
-            .value_name("SHELL")
-            .value_parser(["bash", "fish", "zsh"])
-            .required(true)
-            .help("The shell that will read the script"),
-    )
-}
-
-pub(super) fn man() -> Command {
-    let about = "Print the manual page of Tripod or of a command, for man(1)";
+/// Returns the names of all commands that have a manual page.
+pub(super) fn pages() -> Vec<&'static str> {
     let mut pages = COMMANDS.map(|(_, names)| names).concat();
     pages.retain(|name| *name != HELP);
     pages.sort_unstable();
-    let arg = Arg::new("command")
-        .value_name("COMMAND")
-        .value_parser(pages)
-        .hide_possible_values(true)
-        .help("The command whose manual page is printed");
-    Command::new("man").about(about).arg(arg)
+    pages
 }
 
-pub(super) fn version() -> Command {
-    Command::new("version").about("Print the version")
-}
-
-/// Returns the text that the subcommand of that name prints with these `matches`; `None` if it is
-/// another subcommand. `command` returns the definition of the command line.
-pub(super) fn asked(name: &str, matches: &ArgMatches, command: fn() -> Command) -> Option<String> {
-    let word = |id: &str| matches.get_one::<String>(id).map(String::as_str);
-    match name {
-        "completion" => Some(script(word("shell")?, command())),
-        "man" => Some(page(word("command"), command())),
-        "version" => settings::version(&Version::Line),
-        _ => None,
-    }
-}
-
-fn script(shell: &str, mut command: Command) -> String {
+pub(super) fn script(shell: &str, mut command: Command) -> String {
     let mut script = Vec::new();
     match shell {
         "fish" => generate(Fish, &mut command, PROGRAM, &mut script),
@@ -63,7 +27,7 @@ fn script(shell: &str, mut command: Command) -> String {
     String::from_utf8_lossy(&script).into_owned()
 }
 
-fn page(of: Option<&str>, mut command: Command) -> String {
+pub(super) fn page(of: Option<&str>, mut command: Command) -> String {
     // This gives subcommands the names by which they are called.
     command.build();
     if let Some(subcommand) = of.and_then(|name| command.find_subcommand(name)) {

@@ -243,7 +243,9 @@ impl Flag {
             "" => help::wrapped(&text),
             line => format!("{line}{default}"),
         };
-        let arg = help::explained(Arg::new(self.name), line, &text)
+        let arg = Arg::new(self.name)
+            .help(line)
+            .long_help(text)
             .long(self.name)
             .value_name(self.value_name)
             .help_heading(heading)

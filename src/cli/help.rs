@@ -34,19 +34,17 @@ pub(super) const HELP: &str = "help";
 /// Columns for the text of the long help, without its indentation.
 const COLUMNS: usize = 80;
 
-/// Returns `command` with `text` after the flags of its long help.
-pub(super) fn with_text(command: Command, text: &'static str) -> Command {
-    command.after_help(MORE_TEXT).after_long_help(text)
-}
-
-/// Returns `arg` with `line` in the short help, and `text` in the long one.
-pub(super) fn explained(arg: Arg, line: impl Into<String>, text: &str) -> Arg {
-    arg.help(line.into()).long_help(wrapped(text))
-}
-
 /// Gives `command` and its subcommands flags for both forms, in place of clap's, whose
-/// `--help` is the long form.
-pub(super) fn with_flags(command: Command) -> Command {
+/// `--help` is the long form, and breaks the lines of the long form. The short one says where there
+/// is more.
+pub(super) fn with_flags(mut command: Command) -> Command {
+    if command.get_after_help().is_none() && command.get_after_long_help().is_some() {
+        command = command.after_help(MORE_TEXT);
+    }
+    let command = command.mut_args(|arg| match arg.get_long_help().map(ToString::to_string) {
+        Some(text) => arg.long_help(wrapped(&text)),
+        None => arg,
+    });
     let short = Arg::new("help")
         .long("help")
         .short('h')

@@ -2,21 +2,29 @@
 
 use std::path::PathBuf;
 
-use clap::{Arg, ArgMatches, Command};
+use clap::Args;
 
-use super::help;
 use crate::{confine::Confinement, hold::SOCKET};
 
 /// The settings of `tripod hold`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct Hold {
-    /// Path of the unix socket at which proxies find the holder.
+    /// Its socket
+    #[arg(long = "userspace-holder-socket", value_name = "PATH", default_value = SOCKET)]
+    #[arg(long_help = "The unix socket at which proxies find this process")]
     pub socket: PathBuf,
-    /// How far the process confines itself.
+    /// capabilities, calls, files or none
+    #[arg(long = "confine", value_name = "HOW", default_value = "calls")]
+    #[arg(value_parser = Confinement::parse)]
+    #[arg(
+        long_help = "How far it restricts itself: to the capabilities that it needs \
+                       (capabilities), also to system calls (calls), also to files (files), or not \
+                       at all (none)"
+    )]
     pub confinement: Confinement,
 }
 
-const HELP: &str = "\
+pub(super) const HELP: &str = "\
 Runs next to the proxy in userspace mode, until SIGTERM. It keeps the proxy's listening
 sockets open while no proxy runs: clients that connect in the meantime wait for the next
 proxy, which gets the sockets, instead of being refused. The holder itself accepts and
@@ -26,38 +34,6 @@ the folder of the socket.
 Example:
       tripod hold &
       tripod --proxy-mode=userspace";
-
-pub(super) fn command() -> Command {
-    let socket = Arg::new("userspace-holder-socket")
-        .long("userspace-holder-socket")
-        .value_name("PATH")
-        .default_value(SOCKET)
-        .help("Its socket")
-        .long_help("The unix socket at which proxies find this process");
-    let confine = Arg::new("confine")
-        .long("confine")
-        .value_name("HOW")
-        .default_value("calls")
-        .value_parser(Confinement::parse);
-    let confine = help::explained(
-        confine,
-        "capabilities, calls, files or none",
-        "How far it restricts itself: to the capabilities that it needs (capabilities), also to \
-         system calls (calls), also to files (files), or not at all (none)",
-    );
-    let about = "Keep the sockets of userspace mode open between two runs of Tripod";
-    let command = help::with_text(Command::new("hold").about(about), HELP);
-    command.arg(socket).arg(confine)
-}
-
-pub(super) fn read(matches: &ArgMatches) -> Hold {
-    let path = matches.get_one::<String>("userspace-holder-socket");
-    let confinement = matches.get_one::<Confinement>("confine");
-    Hold {
-        socket: path.map_or(SOCKET, String::as_str).into(),
-        confinement: confinement.copied().unwrap_or_default(),
-    }
-}
 
 #[cfg(test)]
 mod tests {

@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use clap::{Arg, ArgAction, ArgMatches, Command, builder::ValueParser, value_parser};
+use clap::Args;
 
-use super::{Options, Output, ask, flags::hostname, help};
+use super::{Options, Output, ask::Format, flags::hostname};
 
 /// The configuration to compare, and where to find it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub enum Machine {
     Saved(PathBuf),
 }
 
-const HELP: &str = "\
+pub(super) const HELP: &str = "\
 Prints the mode that this node would run, and what differs from kube-proxy in that mode;
 with -o wide, also the other modes, notes, and what happens to the rules of this node.
 Changes nothing. Exits with 0 if there is no difference that matters in that mode, with 1
@@ -67,103 +67,75 @@ Examples:
       kubectl -n kube-system get cm kube-proxy -o yaml |
           tripod migrate --config=- --without-node";
 
-pub(super) fn command() -> Command {
-    let about = "Show what changes when Tripod replaces kube-proxy on this node";
-    let flag = |name: &'static str, help: &'static str| {
-        Arg::new(name)
-            .long(name)
-            .action(ArgAction::SetTrue)
-            .help(help)
-    };
-    help::with_text(Command::new("migrate").about(about), HELP)
-        .arg(
-            flag(
-                "check",
-                "Accepted without effect: the command never changes anything",
-            )
-            .hide(true),
-        )
-        .arg(help::explained(
-            Arg::new("config")
-                .long("config")
-                .value_name("FILE")
-                .conflicts_with("pid"),
-            "kube-proxy's configuration file or ConfigMap; - is standard input",
-            "kube-proxy's configuration file, or the manifest of its ConfigMap; - reads standard \
-             input. Without it, that of the kube-proxy that runs here",
-        ))
-        .arg(
-            Arg::new("pid")
-                .long("pid")
-                .value_name("PID")
-                .value_parser(value_parser!(u32))
-                .help("The process of kube-proxy, if several run in this namespace"),
-        )
-        .arg(flag(
-            "without-node",
-            "Do not examine this machine's kernel and its rules",
-        ))
-        .arg(help::explained(
-            path("manifests", "PATH"),
-            "The cluster's objects: render what would change, mode by mode",
-            "The cluster's Services, EndpointSlices and Nodes, in a folder or file as the proxy \
-             reads it: render what would change, mode by mode",
-        ))
-        .arg(help::explained(
-            Arg::new("hostname-override")
-                .long("hostname-override")
-                .value_name("NAME")
-                .value_parser(ValueParser::new(node_name)),
-            "Name of the node, if it is not the machine's host name",
-            "Name of the node in --manifests; without it, the one in kube-proxy's configuration or \
-             flags, or the machine's host name",
-        ))
-        .arg(help::explained(
-            path("saved", "DIR")
-                .requires("manifests")
-                .conflicts_with_all(["without-node", "pid"]),
-            "Compare with the rules of another machine, in files of this folder",
-            "Compare with the rules of another machine, in files named after what printed them: \
-             iptables-save.txt, ip6tables-save.txt, ipset-save.txt, ipvsadm-save.txt \
-             (ipvsadm -Sn), kube-ipvs0-addrs.txt (ip address)",
-        ))
-        .arg(ask::output())
-}
-
-fn path(name: &'static str, value_name: &'static str) -> Arg {
-    Arg::new(name)
-        .long(name)
-        .value_name(value_name)
-        .value_parser(value_parser!(PathBuf))
+#[derive(Debug, Args)]
+pub(super) struct Flags {
+    /// Accepted without effect: the command never changes anything
+    #[arg(long, hide = true)]
+    check: bool,
+    /// kube-proxy's configuration file or ConfigMap; - is standard input
+    #[arg(long, value_name = "FILE", conflicts_with = "pid")]
+    #[arg(
+        long_help = "kube-proxy's configuration file, or the manifest of its ConfigMap; - reads \
+                       standard input. Without it, that of the kube-proxy that runs here"
+    )]
+    config: Option<String>,
+    /// The process of kube-proxy, if several run in this namespace
+    #[arg(long, value_name = "PID")]
+    pid: Option<u32>,
+    /// Do not examine this machine's kernel and its rules
+    #[arg(long)]
+    without_node: bool,
+    /// The cluster's objects: render what would change, mode by mode
+    #[arg(long, value_name = "PATH")]
+    #[arg(
+        long_help = "The cluster's Services, EndpointSlices and Nodes, in a folder or file as the \
+                       proxy reads it: render what would change, mode by mode"
+    )]
+    manifests: Option<PathBuf>,
+    /// Name of the node, if it is not the machine's host name
+    #[arg(long, value_name = "NAME", value_parser = node_name)]
+    #[arg(
+        long_help = "Name of the node in --manifests; without it, the one in kube-proxy's \
+                       configuration or flags, or the machine's host name"
+    )]
+    hostname_override: Option<String>,
+    /// Compare with the rules of another machine, in files of this folder
+    #[arg(long, value_name = "DIR", requires = "manifests")]
+    #[arg(conflicts_with_all = ["without_node", "pid"])]
+    #[arg(
+        long_help = "Compare with the rules of another machine, in files named after what printed \
+                       them: iptables-save.txt, ip6tables-save.txt, ipset-save.txt, \
+                       ipvsadm-save.txt (ipvsadm -Sn), kube-ipvs0-addrs.txt (ip address)"
+    )]
+    saved: Option<PathBuf>,
+    #[command(flatten)]
+    format: Format,
 }
 
 /// Reads the name of a node; empty if none is given.
-fn node_name(text: &str) -> Result<Option<String>, String> {
+fn node_name(text: &str) -> Result<String, String> {
     let mut options = Options::default();
     hostname(&mut options, text)?;
-    Ok(options.hostname_override)
+    Ok(options.hostname_override.unwrap_or_default())
 }
 
-pub(super) fn read(matches: &ArgMatches) -> Migrate {
-    let file = matches.get_one::<String>("config").map(String::as_str);
-    let from = match (file, matches.get_one::<u32>("pid")) {
-        (Some("-"), _) => Origin::Input,
-        (Some(path), _) => Origin::File(path.into()),
-        (None, Some(pid)) => Origin::Process(*pid),
-        (None, None) => Origin::Running,
-    };
-    Migrate {
-        from,
-        machine: match matches.get_one::<PathBuf>("saved") {
-            Some(folder) => Machine::Saved(folder.clone()),
-            None if matches.get_flag("without-node") => Machine::Elsewhere,
-            None => Machine::Node,
-        },
-        manifests: matches.get_one::<PathBuf>("manifests").cloned(),
-        hostname_override: matches
-            .get_one::<Option<String>>("hostname-override")
-            .cloned()
-            .flatten(),
-        output: ask::chosen(matches),
+impl From<Flags> for Migrate {
+    fn from(flags: Flags) -> Migrate {
+        Migrate {
+            from: match (flags.config.as_deref(), flags.pid) {
+                (Some("-"), _) => Origin::Input,
+                (Some(path), _) => Origin::File(path.into()),
+                (None, Some(pid)) => Origin::Process(pid),
+                (None, None) => Origin::Running,
+            },
+            machine: match flags.saved {
+                Some(folder) => Machine::Saved(folder),
+                None if flags.without_node => Machine::Elsewhere,
+                None => Machine::Node,
+            },
+            manifests: flags.manifests,
+            hostname_override: flags.hostname_override.filter(|name| !name.is_empty()),
+            output: flags.format.output,
+        }
     }
 }

@@ -3,6 +3,7 @@
 
 mod ask;
 mod cleanup;
+mod commands;
 mod destination;
 mod documents;
 mod ends;
@@ -25,15 +26,16 @@ use std::{
     ffi::OsString,
     fs,
     io::{self, Write},
-    path::{Path, PathBuf},
+    path::Path,
     process::ExitCode,
 };
 
-use clap::{Command, FromArgMatches, parser::ValueSource};
+use clap::{Command, FromArgMatches, Subcommand, parser::ValueSource};
+use commands::Commands;
 use options::CommandLine;
 
 pub use self::{
-    ask::{Ask, Explain, Output, Probe, Question, Repeat, chosen as output},
+    ask::{Ask, Common, Explain, Format, Output, Probe, Question, Repeat, chosen as output},
     cleanup::Cleanup,
     ends::Ends,
     hold::Hold,
@@ -88,6 +90,10 @@ pub enum Stop {
 }
 
 impl Stop {
+    fn refused(why: &str) -> Stop {
+        Stop::Refusal(format!("error: {why}"))
+    }
+
     /// Prints the text. Returns the exit status: 0; 1 if it cannot be written; 2 for a refusal.
     pub fn print(&self) -> ExitCode {
         match self {
@@ -142,28 +148,8 @@ pub fn command() -> Command {
     let command = Command::new("tripod")
         .about(ABOUT)
         .args_conflicts_with_subcommands(true)
-        .override_usage(USAGE)
-        .subcommand(cleanup::command())
-        .subcommand(used_flags::added(
-            Command::new("probe")
-                .about("Show which modes this kernel can run, and what the others lack")
-                .arg(ask::output()),
-        ))
-        .subcommand(used_flags::added(
-            Command::new("render").about("Print the rules of a mode for a folder of manifests"),
-        ))
-        .subcommand(ask::status())
-        .subcommand(ask::services())
-        .subcommand(migrate::command())
-        .subcommand(ask::explain())
-        .subcommand(ask::diff())
-        .subcommand(trace::command())
-        .subcommand(test::command())
-        .subcommand(test::server_command())
-        .subcommand(hold::command())
-        .subcommand(documents::completion())
-        .subcommand(documents::man())
-        .subcommand(documents::version());
+        .override_usage(USAGE);
+    let command = Commands::augment_subcommands(command).mut_subcommands(used_flags::added);
     let all = format!("{}\n\n{AFTER_HELP}", help::VALUES);
     help::with_flags(with_flags(command).after_long_help(all))
 }
@@ -200,44 +186,21 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, S
     let arguments = without_empty(arguments);
     let matches = accepted().try_get_matches_from(&arguments);
     let matches = matches.map_err(|error| stopped(error, &arguments))?;
-    let asked = matches.subcommand();
-    let document = asked.and_then(|(name, matches)| documents::asked(name, matches, command));
-    if let Some(text) = document {
-        return Err(Stop::Answer(text.trim_end().to_owned()));
+    let mut job = None;
+    if matches.subcommand().is_some() {
+        let command = Commands::from_arg_matches(&matches);
+        job = Some(command.map_err(|error| Stop::from(&error))?.job()?);
     }
-    let ask = asked.map(|(name, matches)| ask::read(name, matches));
-    let ask = ask
-        .transpose()
-        .map_err(|why| Stop::Refusal(format!("error: {why}")))?;
-    let alone = match (ask.flatten(), asked) {
-        (Some(ask), _) => Some(Job::Ask(ask)),
-        (None, Some(("migrate", matches))) => Some(Job::Migrate(migrate::read(matches))),
-        (None, Some(("hold", matches))) => Some(Job::Hold(hold::read(matches))),
-        (None, Some(("trace", matches))) => {
-            let trace = trace::read(matches);
-            let trace = trace.map_err(|why| Stop::Refusal(format!("error: {why}")))?;
-            Some(Job::Trace(trace))
+    let matches = match (&job, matches.subcommand()) {
+        (Some(Job::Cleanup(_) | Job::Probe(_) | Job::Render(_)), Some((_, matches))) => matches,
+        (Some(_), _) => {
+            return Ok(CommandLine {
+                options: Options::default(),
+                given: Vec::new(),
+                job,
+            });
         }
-        (None, Some(("test", matches))) => Some(Job::Test(test::read(matches))),
-        (None, Some(("test-server", matches))) => {
-            let server = TestServer::from_arg_matches(matches);
-            Some(Job::TestServer(server.map_err(|error| Stop::from(&error))?))
-        }
-        _ => None,
-    };
-    if alone.is_some() {
-        return Ok(CommandLine {
-            options: Options::default(),
-            given: Vec::new(),
-            job: alone,
-        });
-    }
-    let (mut job, matches) = match asked {
-        // The flags name the folder.
-        Some(("render", matches)) => (Some(Job::Render(PathBuf::new())), matches),
-        Some(("probe", matches)) => (Some(Job::Probe(ask::chosen(matches))), matches),
-        Some((_, matches)) => (Some(Job::Cleanup(cleanup::read(matches))), matches),
-        None => (None, &matches),
+        (None, _) => &matches,
     };
     let mut options = Options::default();
     let mut given = Vec::new();

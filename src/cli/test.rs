@@ -2,10 +2,10 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use clap::{Arg, ArgAction, ArgMatches, Args, Command, value_parser};
+use clap::Args;
 use ipnet::IpNet;
 
-use super::{Output, ask, help};
+use super::{Output, ask::Common};
 use crate::{config::ModeName, duration};
 
 /// The settings of `tripod test`.
@@ -15,6 +15,8 @@ pub struct Test {
     pub place: Place,
     /// How the report is printed.
     pub output: Output,
+    /// The unix socket on which the Tripod of this node answers.
+    pub socket: PathBuf,
 }
 
 /// Where a test takes place.
@@ -37,26 +39,45 @@ pub struct FolderTest {
     pub node: Option<String>,
 }
 
-/// How a live cluster is tried.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// How a live cluster is tried. Flags about created objects mean nothing where none are created.
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct Cluster {
-    /// The namespace for pods and Services; `None`: a new one.
+    /// Namespace for the pods and Services; without it, a new one
+    #[arg(long, value_name = "NAME", value_parser = named)]
+    #[arg(conflicts_with_all = ["manifests", "services"])]
     pub namespace: Option<String>,
-    /// The kubeconfig with which they are created, `-` for standard input; `None`: the one
-    /// that kubectl would use.
+    /// Kubeconfig; - is standard input; without it, as kubectl
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["manifests", "services"])]
+    #[arg(
+        long_help = "Kubeconfig file for creating them; - is standard input; without it, \
+                       $KUBECONFIG, or .kube/config in the home directory"
+    )]
     pub kubeconfig: Option<PathBuf>,
-    /// The image of the pods; `None`: that of the DaemonSet `kube-system/kube-proxy`.
+    /// Image of the pods; without it, that of DaemonSet kube-proxy
+    #[arg(long, value_name = "IMAGE", conflicts_with_all = ["manifests", "services"])]
     pub image: Option<String>,
-    /// Whether pods and Services are kept after the test.
+    /// Keep the pods and Services
+    #[arg(long, conflicts_with_all = ["manifests", "services"])]
     pub keep: bool,
-    /// Networks that external IPs and load-balancer IPs are taken from.
+    /// Networks to use
+    #[arg(
+        long = "external-networks",
+        value_name = "CIDR,...",
+        value_delimiter = ','
+    )]
+    #[arg(default_value = EXTERNAL, value_parser = external)]
+    #[arg(conflicts_with_all = ["manifests", "services"])]
+    #[arg(long_help = "Networks from which external IPs and load-balancer IPs are taken")]
     pub external: Vec<IpNet>,
-    /// Namespaces and names of existing Services to call; if there are any, none is created.
+    /// Create nothing, and call this Service; may be repeated
+    #[arg(long = "service", value_name = "NAMESPACE/NAME", value_parser = service)]
+    #[arg(conflicts_with = "manifests")]
     pub services: Vec<(String, String)>,
-    /// How long pods, Services and the running Tripod may take to be ready.
+    /// How long they may take to become ready
+    #[arg(long, value_name = "DURATION", default_value = "2m", value_parser = duration::parse)]
+    #[arg(conflicts_with = "manifests")]
+    #[arg(long_help = "How long the pods and the running Tripod may take to become ready")]
     pub timeout: Duration,
-    /// The unix socket on which the running Tripod answers.
-    pub socket: PathBuf,
 }
 
 /// The settings of the server in a pod of a test.
@@ -76,7 +97,7 @@ pub struct TestServer {
     pub token_sha256: String,
 }
 
-const HELP: &str = "\
+pub(super) const HELP: &str = "\
 With --manifests, tests these objects in network namespaces that it creates. Without it,
 tests the Tripod that runs on this node of a cluster: creates pods and Services, calls
 them from this node and from pods, removes an endpoint, and deletes everything again, also
@@ -96,85 +117,52 @@ Examples:
   Call a Service of the cluster from this node:
       tripod test --service default/web";
 
-pub(super) fn command() -> Command {
-    let about = "Test whether calls to Services reach the endpoints that the mode promises";
-    let command = help::with_text(Command::new("test").about(about), HELP)
-        .override_usage("tripod test --manifests <PATH> [OPTIONS]\n       tripod test [OPTIONS]")
-        .arg(
-            Arg::new("manifests")
-                .long("manifests")
-                .value_name("PATH")
-                .value_parser(value_parser!(PathBuf))
-                .help("Test a folder or file of manifests, without a cluster"),
-        )
-        .arg(help::explained(
-            Arg::new("proxy-mode")
-                .long("proxy-mode")
-                .value_name("MODE")
-                .value_parser(value_parser!(ModeName))
-                .hide_possible_values(true)
-                .requires("manifests"),
-            "The mode to test; without it, the best that can run here",
-            "The mode to test: ipvs, nftables, iptables or userspace; without it, the best that \
-             this kernel can run",
-        ))
-        .arg(help::explained(
-            Arg::new("hostname-override")
-                .long("hostname-override")
-                .value_name("NAME")
-                .requires("manifests"),
-            "Node to act as; without it, this machine or the first node",
-            "Name of the node to act as, which determines the endpoints on this node and on \
-             others; without it, this machine's name if the manifests have such a node, otherwise \
-             their first node",
-        ));
-    let command = cluster_arguments().into_iter().fold(command, Command::arg);
-    command.arg(ask::output()).arg(ask::socket())
+#[derive(Debug, Args)]
+pub(super) struct Flags {
+    /// Test a folder or file of manifests, without a cluster
+    #[arg(long, value_name = "PATH")]
+    manifests: Option<PathBuf>,
+    /// The mode to test; without it, the best that can run here
+    #[arg(
+        long,
+        value_name = "MODE",
+        hide_possible_values = true,
+        requires = "manifests"
+    )]
+    #[arg(
+        long_help = "The mode to test: ipvs, nftables, iptables or userspace; without it, the \
+                       best that this kernel can run"
+    )]
+    proxy_mode: Option<ModeName>,
+    /// Node to act as; without it, this machine or the first node
+    #[arg(long, value_name = "NAME", requires = "manifests")]
+    #[arg(
+        long_help = "Name of the node to act as, which determines the endpoints on this node and \
+                       on others; without it, this machine's name if the manifests have such a \
+                       node, otherwise their first node"
+    )]
+    hostname_override: Option<String>,
+    #[command(flatten)]
+    cluster: Cluster,
+    #[command(flatten)]
+    common: Common,
 }
 
-/// Returns the flags for a live cluster.
-fn cluster_arguments() -> [Arg; 7] {
-    let flag = |name| Arg::new(name).long(name).conflicts_with("manifests");
-    // Flags about created objects mean nothing where none are created.
-    let making = |name| flag(name).conflicts_with("service");
-    [
-        making("namespace")
-            .value_name("NAME")
-            .value_parser(named)
-            .help("Namespace for the pods and Services; without it, a new one"),
-        making("kubeconfig")
-            .value_name("FILE")
-            .value_parser(value_parser!(PathBuf))
-            .help("Kubeconfig; - is standard input; without it, as kubectl")
-            .long_help(
-                "Kubeconfig file for creating them; - is standard input; without it, $KUBECONFIG, \
-                 or .kube/config in the home directory",
-            ),
-        making("image")
-            .value_name("IMAGE")
-            .help("Image of the pods; without it, that of DaemonSet kube-proxy"),
-        making("keep")
-            .action(ArgAction::SetTrue)
-            .help("Keep the pods and Services"),
-        making("external-networks")
-            .value_name("CIDR,...")
-            .value_delimiter(',')
-            .default_value(EXTERNAL)
-            .value_parser(external)
-            .help("Networks to use")
-            .long_help("Networks from which external IPs and load-balancer IPs are taken"),
-        flag("service")
-            .value_name("NAMESPACE/NAME")
-            .action(ArgAction::Append)
-            .value_parser(service)
-            .help("Create nothing, and call this Service; may be repeated"),
-        flag("timeout")
-            .value_name("DURATION")
-            .default_value("2m")
-            .value_parser(duration::parse)
-            .help("How long they may take to become ready")
-            .long_help("How long the pods and the running Tripod may take to become ready"),
-    ]
+impl From<Flags> for Test {
+    fn from(flags: Flags) -> Test {
+        Test {
+            place: match flags.manifests {
+                Some(folder) => Place::Manifests(FolderTest {
+                    folder,
+                    mode: flags.proxy_mode,
+                    node: flags.hostname_override,
+                }),
+                None => Place::Cluster(flags.cluster),
+            },
+            output: flags.common.format.output,
+            socket: flags.common.socket,
+        }
+    }
 }
 
 /// Networks that no host is in (RFC 5737, RFC 3849).
@@ -203,46 +191,4 @@ fn service(text: &str) -> Result<(String, String), String> {
     let wrong = "it must be a namespace, a slash and a name";
     let (namespace, name) = text.split_once('/').ok_or(wrong)?;
     Ok((named(namespace)?, named(name)?))
-}
-
-pub(super) fn read(matches: &ArgMatches) -> Test {
-    let folder = matches.get_one::<PathBuf>("manifests").cloned();
-    let place = match folder {
-        Some(folder) => Place::Manifests(FolderTest {
-            folder,
-            mode: matches.get_one("proxy-mode").copied(),
-            node: matches.get_one::<String>("hostname-override").cloned(),
-        }),
-        None => Place::Cluster(cluster(matches)),
-    };
-    Test {
-        place,
-        output: ask::chosen(matches),
-    }
-}
-
-fn cluster(matches: &ArgMatches) -> Cluster {
-    let services = matches.get_many::<(String, String)>("service");
-    let timeout = matches.get_one::<Duration>("timeout").copied();
-    Cluster {
-        namespace: matches.get_one::<String>("namespace").cloned(),
-        kubeconfig: matches.get_one::<PathBuf>("kubeconfig").cloned(),
-        image: matches.get_one::<String>("image").cloned(),
-        keep: matches.get_flag("keep"),
-        external: (matches
-            .get_many::<IpNet>("external-networks")
-            .into_iter()
-            .flatten())
-        .copied()
-        .collect(),
-        services: services.into_iter().flatten().cloned().collect(),
-        timeout: timeout.unwrap_or(Duration::from_secs(120)),
-        socket: ask::chosen_socket(matches),
-    }
-}
-
-pub(super) fn server_command() -> Command {
-    TestServer::augment_args(Command::new("test-server"))
-        .about("Answer calls of tripod test, in a pod that it made")
-        .hide(true)
 }

@@ -69,9 +69,12 @@ const USED: [(&str, &[&str]); 3] = [
     ),
 ];
 
-/// Returns `command`, one of [`USED`], with the flags that it uses.
+/// Returns `command` with the flags that it uses, if it is one of [`USED`].
 pub(super) fn added(command: Command) -> Command {
-    let used = used_by(command.get_name());
+    let found = USED.into_iter().find(|(of, _)| *of == command.get_name());
+    let Some((_, used)) = found else {
+        return command;
+    };
     let are_few = used.len() <= FEW;
     let command = if are_few {
         command.after_help(help::VALUES)
@@ -95,9 +98,4 @@ pub(super) fn accepting_all(program: Command) -> Command {
             command.args(others.map(|(heading, flag)| flag.arg(heading).hide(true)))
         })
     })
-}
-
-fn used_by(name: &str) -> &'static [&'static str] {
-    let found = USED.into_iter().find(|(of, _)| *of == name);
-    found.map_or(&[], |(_, used)| used)
 }

@@ -26,8 +26,8 @@ const UNABLE: u8 = 2;
 /// not kept; 2 if nothing could be tested.
 pub async fn test(asked: &Test) -> ExitCode {
     let report = match &asked.place {
-        Place::Manifests(asked) => sandbox::run(asked).await,
-        Place::Cluster(asked) => cluster::test(asked).await,
+        Place::Manifests(folder) => sandbox::run(folder).await,
+        Place::Cluster(cluster) => cluster::test(cluster, &asked.socket).await,
     };
     let printed = report.and_then(|report| {
         let status = report.status();

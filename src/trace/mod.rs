@@ -96,7 +96,7 @@ fn sender(from: Option<IpAddr>) -> String {
 
 /// Determines which packets to follow; the address of a Service comes from the running proxy.
 async fn target(asked: &Trace) -> Result<TraceTarget, String> {
-    let found = ask::addresses(&asked.socket, &asked.to, &sender(asked.from)).await?;
+    let found = ask::addresses(&asked.common.socket, &asked.to, &sender(asked.from)).await?;
     let [(to, protocol)] = &*found else {
         let all = found
             .iter()
@@ -173,7 +173,8 @@ impl Tracing<'_> {
         let most = asked.timeout.min(PATIENCE);
         let protocol = target.protocol.name();
         let from = sender(target.from);
-        let explained = ask::explanation(&asked.socket, most, target.to, protocol, &from).await;
+        let explained =
+            ask::explanation(&asked.common.socket, most, target.to, protocol, &from).await;
         let (asker, why_unseen) = asker(asked, &target, explained.as_ref().ok()).await;
         unseen.extend(why_unseen);
         let start = start(&target, explained.as_ref(), unseen);
@@ -205,7 +206,7 @@ impl Tracing<'_> {
     }
 
     async fn run(&mut self, start: Start, ends: &mut Ends) -> io::Result<()> {
-        print::print(&Report::Start(start), self.asked.output)?;
+        print::print(&Report::Start(start), self.asked.common.format.output)?;
         let end = time::sleep(self.asked.timeout);
         tokio::pin!(end);
         let mut tick = time::interval(OVERDUE);
@@ -229,7 +230,7 @@ impl Tracing<'_> {
         self.end_overdue(None)?;
         self.pair_last(ends).await?;
         let summary = Report::Summary(std::mem::take(&mut self.summary));
-        print::print(&summary, self.asked.output)
+        print::print(&summary, self.asked.common.format.output)
     }
 
     /// Asks the proxy for its connections to endpoints, and prints those whose client was
@@ -386,7 +387,7 @@ impl Tracing<'_> {
             self.pairs.reported(connection);
         }
         self.summary.add(&report);
-        print::print(&report, self.asked.output)
+        print::print(&report, self.asked.common.format.output)
     }
 }
 

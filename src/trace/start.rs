@@ -51,7 +51,7 @@ pub(super) async fn asker(
     let Some(service_port) = explained.and_then(|it| it.service_port.clone()) else {
         return (None, None);
     };
-    match Asker::begin(asked.socket.clone(), service_port, target.protocol).await {
+    match Asker::begin(asked.common.socket.clone(), service_port, target.protocol).await {
         Ok(asker) => (Some(asker), None),
         Err(why) => {
             let unseen = format!(

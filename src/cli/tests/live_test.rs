@@ -27,7 +27,6 @@ fn a_live_cluster_is_tried_unless_there_are_manifests() {
         external: networks(&["203.0.113.0/24", "2001:db8:113::/48"]),
         services: Vec::new(),
         timeout: Duration::from_secs(120),
-        socket: "/run/tripod/tripod.sock".into(),
     };
     assert_eq!(cluster(&[]), usual);
     let given = cluster(&[
@@ -37,7 +36,6 @@ fn a_live_cluster_is_tried_unless_there_are_manifests() {
         "--keep",
         "--external-networks=192.0.2.0/29,2001:db8::/64",
         "--timeout=5m",
-        "--status-socket=/s",
     ]);
     let expected = Cluster {
         namespace: Some("n".to_owned()),
@@ -47,7 +45,6 @@ fn a_live_cluster_is_tried_unless_there_are_manifests() {
         external: networks(&["192.0.2.0/29", "2001:db8::/64"]),
         services: Vec::new(),
         timeout: Duration::from_secs(300),
-        socket: "/s".into(),
     };
     assert_eq!(given, expected);
     let services = cluster(&["--service=a/b", "--service", "c/d-e"]).services;

@@ -8,17 +8,18 @@ fn folders_that_are_tried() {
         Job::Test(test) => test,
         other => panic!("{arguments:?}: {other:?}"),
     };
-    let expected = |mode, node: Option<&str>, output| Test {
+    let expected = |mode, node: Option<&str>, output, socket: &str| Test {
         place: Place::Manifests(FolderTest {
             folder: "/m".into(),
             mode,
             node: node.map(str::to_owned),
         }),
         output,
+        socket: socket.into(),
     };
     assert_eq!(
         test(&["--manifests=/m"]),
-        expected(None, None, Output::Table)
+        expected(None, None, Output::Table, "/run/tripod/tripod.sock")
     );
     assert_eq!(
         test(&[
@@ -26,8 +27,9 @@ fn folders_that_are_tried() {
             "--proxy-mode=iptables",
             "--hostname-override=node-1",
             "-oyaml",
+            "--status-socket=/s",
         ]),
-        expected(Some(ModeName::Iptables), Some("node-1"), Output::Yaml)
+        expected(Some(ModeName::Iptables), Some("node-1"), Output::Yaml, "/s")
     );
 }
 

@@ -15,8 +15,12 @@ fn packets_that_are_followed() {
         from: None,
         count: 10,
         timeout: Duration::from_secs(10),
-        output: Output::Table,
-        socket: "/run/tripod/tripod.sock".into(),
+        common: Common {
+            format: Format {
+                output: Output::Table,
+            },
+            socket: "/run/tripod/tripod.sock".into(),
+        },
     };
     assert_eq!(usual, expected);
     let given = trace(&[
@@ -32,11 +36,21 @@ fn packets_that_are_followed() {
         from: Some([10, 244, 0, 9].into()),
         count: 1,
         timeout: Duration::from_secs(60),
-        output: Output::Json,
-        socket: "/s".into(),
+        common: Common {
+            format: Format {
+                output: Output::Json,
+            },
+            socket: "/s".into(),
+        },
     };
     assert_eq!(given, expected);
     for (format, output) in [("wide", Output::Wide), ("yaml", Output::Yaml)] {
-        assert_eq!(trace(&["--to=10.96.0.10:80", "-o", format]).output, output);
+        assert_eq!(
+            trace(&["--to=10.96.0.10:80", "-o", format])
+                .common
+                .format
+                .output,
+            output
+        );
     }
 }

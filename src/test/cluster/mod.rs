@@ -21,6 +21,7 @@ use std::{
     fs::File,
     io::{self, Read, Write},
     net::IpAddr,
+    path::Path,
     time::{Duration, Instant},
 };
 
@@ -55,19 +56,23 @@ const CLEANED_WITHIN: Duration = Duration::from_secs(30);
 ///
 /// # Errors
 /// Says why nothing can be tested.
-pub async fn test(asked: &Cluster) -> Result<Report, String> {
-    let running = ask::status_of(&asked.socket).await?;
+pub async fn test(asked: &Cluster, socket: &Path) -> Result<Report, String> {
+    let running = ask::status_of(socket).await?;
     if !asked.services.is_empty() {
-        let checks = existing::test(&asked.services, &asked.socket).await?;
+        let checks = existing::test(&asked.services, socket).await?;
         return Ok(Report::new(&running.mode.name, checks));
     }
     let kubernetes = Kubernetes::open(asked.kubeconfig.clone()).await?;
     let token = random()?;
-    let run = run(asked, &kubernetes, &token).await?;
+    let run = run(asked, socket, &kubernetes, &token).await?;
     let made = Made::default();
+    let patience = Patience {
+        socket,
+        timeout: asked.timeout,
+    };
     let mut ends = Ends::listen().map_err(|error| error.to_string())?;
     let done = tokio::select! {
-        done = try_all(asked, &kubernetes, &run, &made, &running, &token) => done,
+        done = try_all(&patience, &kubernetes, &run, &made, &running, &token) => done,
         () = ends.arrived() => Err("interrupted".to_owned()),
     };
     if asked.keep {
@@ -83,7 +88,12 @@ pub async fn test(asked: &Cluster) -> Result<Report, String> {
 }
 
 /// Chooses the namespace and the names of the objects.
-async fn run(asked: &Cluster, kubernetes: &Kubernetes, token: &str) -> Result<Run, String> {
+async fn run(
+    asked: &Cluster,
+    socket: &Path,
+    kubernetes: &Kubernetes,
+    token: &str,
+) -> Result<Run, String> {
     let mut id = random()?;
     id.truncate(8);
     let own = format!("tripod-test-{id}");
@@ -98,13 +108,13 @@ async fn run(asked: &Cluster, kubernetes: &Kubernetes, token: &str) -> Result<Ru
         },
         token_sha256: agent::digest(token),
         keep: asked.keep,
-        external: External::choose(&asked.external, number, &taken(asked).await?),
+        external: External::choose(&asked.external, number, &taken(socket).await?),
     })
 }
 
 /// Asks for the addresses of the Services that the running proxy serves.
-async fn taken(asked: &Cluster) -> Result<BTreeSet<IpAddr>, String> {
-    let served = ask::service_ports(&asked.socket, None, None).await?;
+async fn taken(socket: &Path) -> Result<BTreeSet<IpAddr>, String> {
+    let served = ask::service_ports(socket, None, None).await?;
     let addresses = served.iter().flat_map(|port| &port.addresses);
     let ips = addresses.filter_map(|address| address.ip.as_deref()?.parse().ok());
     Ok(ips.collect())
@@ -119,22 +129,18 @@ fn random() -> Result<String, String> {
 }
 
 async fn try_all(
-    asked: &Cluster,
+    patience: &Patience<'_>,
     kubernetes: &Kubernetes,
     run: &Run,
     made: &Made,
     running: &Status,
     token: &str,
 ) -> Result<Report, String> {
-    let patience = Patience {
-        socket: &asked.socket,
-        timeout: asked.timeout,
-    };
     say(&format!(
         "creating pods and Services in namespace {}",
         run.namespace
     ));
-    let mut stage = setup::set_up(kubernetes, run, made, running, &patience, token).await?;
+    let mut stage = setup::set_up(kubernetes, run, made, running, patience, token).await?;
     let tries = tries::all(&stage);
     say(&format!("testing {} things", tries.len()));
     let settled = Instant::now() + SETTLES;
@@ -143,7 +149,7 @@ async fn try_all(
     checks.extend(not_made(&stage, run));
     checks.extend(alone(&stage, run));
     say("removing an endpoint");
-    checks.extend(change::try_change(kubernetes, run, &mut stage, &patience).await);
+    checks.extend(change::try_change(kubernetes, run, &mut stage, patience).await);
     Ok(Report::new(stage.mode, checks))
 }
 
