@@ -1,8 +1,8 @@
 //! The certificate of a server, which is read again when its files change.
 
 use std::{
-    fs, io,
-    os::unix::fs::MetadataExt,
+    fmt::Display,
+    fs,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -13,8 +13,6 @@ use tokio_rustls::rustls::{
     crypto::ring,
     pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, pem, pem::PemObject},
 };
-
-use crate::log_once::LogOnce;
 
 /// The origin of a certificate and its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,54 +30,12 @@ pub enum Identity {
 }
 
 /// Why a certificate cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum CertificateError {
-    /// The file cannot be read.
-    #[error("{}: {reason}", path.display())]
-    File {
-        /// Path of the file.
-        path: PathBuf,
-        /// The cause.
-        #[source]
-        reason: pem::Error,
-    },
-    /// Certificate and key do not fit, or are of an unknown kind.
-    #[error("certificate {} with key {}: {reason}", certificate.display(), key.display())]
-    Pair {
-        /// Path of the certificate.
-        certificate: PathBuf,
-        /// Path of the key.
-        key: PathBuf,
-        /// The cause.
-        #[source]
-        reason: rustls::Error,
-    },
-    /// The file contains no certificate.
-    #[error("{}: it has no CERTIFICATE section", .0.display())]
-    Empty(PathBuf),
-    /// No certificate can be made.
-    #[error("cannot create a certificate for {}: {reason}", names.join(", "))]
-    SelfSigned {
-        /// Host names and addresses for which it was requested.
-        names: Vec<String>,
-        /// The cause.
-        #[source]
-        reason: Box<dyn std::error::Error + Send + Sync>,
-    },
-}
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct CertificateError(String);
 
-impl CertificateError {
-    /// Returns whether a file could not be read, regardless of its content.
-    fn is_of_reading(&self) -> bool {
-        matches!(
-            self,
-            CertificateError::File {
-                reason: pem::Error::Io(_),
-                ..
-            }
-        )
-    }
-}
+/// The text of the files of the certificate and of its key; empty if there are none.
+type Pem = [Vec<u8>; 2];
 
 /// The current certificate.
 #[derive(Debug)]
@@ -91,87 +47,71 @@ pub(super) struct Certificate {
 #[derive(Debug)]
 struct Current {
     config: Arc<ServerConfig>,
-    /// Stamps of the files when they were last read.
-    stamps: [Option<Stamp>; 2],
-    logged: LogOnce,
+    /// What the files had when they were last read.
+    read: Result<Pem, CertificateError>,
 }
-
-/// Device, inode, size, and time of the last change: one of them differs when a file was written or
-/// replaced, even behind a link (volumes of Secrets).
-type Stamp = (u64, u64, u64, i64, i64);
 
 impl Certificate {
     /// Reads or makes the certificate.
     pub(super) fn open(identity: Identity) -> Result<Certificate, CertificateError> {
-        let stamps = stamps(&identity);
-        let config = Arc::new(config(&identity)?);
-        let current = Current {
-            config,
-            stamps,
-            logged: LogOnce::default(),
-        };
+        let pem = read(&identity)?;
+        let config = Arc::new(config(&identity, &pem)?);
+        let read = Ok(pem);
         Ok(Certificate {
             identity,
-            current: Mutex::new(current),
+            current: Mutex::new(Current { config, read }),
         })
     }
 
     /// Returns the TLS configuration with it. While changed files cannot be used (one was written,
     /// the other not yet), the previous certificate stays in use.
     pub(super) fn config(&self) -> Arc<ServerConfig> {
-        self.config_after(|| config(&self.identity))
-    }
-
-    /// The same, with a `read` for changed files that tests can replace.
-    fn config_after(
-        &self,
-        read: impl FnOnce() -> Result<ServerConfig, CertificateError>,
-    ) -> Arc<ServerConfig> {
         let mut current = self.current.lock();
-        // Taken before the files are read, so that a change during the reading is noticed at the
-        // next call.
-        let stamps = stamps(&self.identity);
-        if stamps != current.stamps {
-            match read() {
+        let read = read(&self.identity);
+        if read != current.read {
+            let pem = read.as_ref().map_err(Clone::clone);
+            match pem.and_then(|pem| config(&self.identity, pem)) {
                 Ok(config) => {
-                    current.stamps = stamps;
                     current.config = Arc::new(config);
-                    current.logged.end();
                     tracing::info!("the certificate of the secure metrics address was read again");
                 }
-                Err(error) => {
-                    // A file that cannot be read now (the process may open no more files) may be
-                    // readable at the next call; a fault in its content lasts until it is changed
-                    // again.
-                    if !error.is_of_reading() {
-                        current.stamps = stamps;
-                    }
-                    let text = error.to_string();
-                    if current.logged.differs(&text) {
-                        tracing::warn!("{text}; the previous certificate stays in use");
-                    }
-                }
+                Err(error) => tracing::warn!("{error}; the previous certificate stays in use"),
             }
+            current.read = read;
         }
         Arc::clone(&current.config)
     }
 }
 
-fn config(identity: &Identity) -> Result<ServerConfig, CertificateError> {
+fn read(identity: &Identity) -> Result<Pem, CertificateError> {
+    let Identity::Files { certificate, key } = identity else {
+        return Ok(Pem::default());
+    };
+    let read = |path: &Path| fs::read(path).map_err(|reason| of_file(path, pem::Error::Io(reason)));
+    Ok([read(certificate)?, read(key)?])
+}
+
+fn of_file(path: &Path, reason: impl Display) -> CertificateError {
+    CertificateError(format!("{}: {reason}", path.display()))
+}
+
+fn config(identity: &Identity, pem: &Pem) -> Result<ServerConfig, CertificateError> {
+    let [chain_pem, key_pem] = pem;
     let (chain, key) = match identity {
-        Identity::Files { certificate, key } => (chain(certificate)?, private_key(key)?),
+        Identity::Files { certificate, key } => {
+            let chain = chain(certificate, chain_pem)?;
+            let private = PrivateKeyDer::from_pem_slice(key_pem);
+            (chain, private.map_err(|reason| of_file(key, reason))?)
+        }
         Identity::SelfSigned(names) => self_signed(names)?,
     };
-    let failed = |reason| match identity.clone() {
-        Identity::Files { certificate, key } => CertificateError::Pair {
-            certificate,
-            key,
-            reason,
-        },
-        Identity::SelfSigned(names) => CertificateError::SelfSigned {
-            names,
-            reason: reason.into(),
-        },
+    let failed = |reason: rustls::Error| match identity {
+        Identity::Files { certificate, key } => CertificateError(format!(
+            "certificate {} with key {}: {reason}",
+            certificate.display(),
+            key.display()
+        )),
+        Identity::SelfSigned(names) => not_made(names, &reason),
     };
     let provider = Arc::new(ring::default_provider());
     let builder =
@@ -183,27 +123,18 @@ fn config(identity: &Identity) -> Result<ServerConfig, CertificateError> {
     Ok(config)
 }
 
-fn chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, CertificateError> {
-    let failed = |reason| CertificateError::File {
-        path: path.to_owned(),
-        reason,
-    };
-    let text = fs::read(path).map_err(|reason| failed(pem::Error::Io(reason)))?;
-    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
-    let chain = chain.map_err(failed)?;
+fn chain(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, CertificateError> {
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    let chain = chain.map_err(|reason| of_file(path, reason))?;
     if chain.is_empty() {
-        return Err(CertificateError::Empty(path.to_owned()));
+        return Err(of_file(path, "it has no CERTIFICATE section"));
     }
     Ok(chain)
 }
 
-fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, CertificateError> {
-    let key = fs::read(path).map_err(pem::Error::Io);
-    let key = key.and_then(|text| PrivateKeyDer::from_pem_slice(&text));
-    key.map_err(|reason| CertificateError::File {
-        path: path.to_owned(),
-        reason,
-    })
+fn not_made(names: &[String], reason: &dyn Display) -> CertificateError {
+    let names = names.join(", ");
+    CertificateError(format!("cannot create a certificate for {names}: {reason}"))
 }
 
 /// Makes a certificate that never expires: nothing can be verified by it anyway.
@@ -211,42 +142,16 @@ fn self_signed(
     names: &[String],
 ) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), CertificateError> {
     let made = rcgen::generate_simple_self_signed(names.to_vec());
-    let made = made.map_err(|reason| CertificateError::SelfSigned {
-        names: names.to_vec(),
-        reason: reason.into(),
-    })?;
+    let made = made.map_err(|reason| not_made(names, &reason))?;
     let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
     Ok((vec![made.cert.der().clone()], key.into()))
 }
 
-fn stamps(identity: &Identity) -> [Option<Stamp>; 2] {
-    match identity {
-        Identity::Files { certificate, key } => [certificate, key].map(|path| stamp(path).ok()),
-        Identity::SelfSigned(_) => [None, None],
-    }
-}
-
-fn stamp(path: &Path) -> io::Result<Stamp> {
-    let file = fs::metadata(path)?;
-    Ok((
-        file.dev(),
-        file.ino(),
-        file.size(),
-        file.ctime(),
-        file.ctime_nsec(),
-    ))
-}
-
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
-
-    use nix::errno::Errno;
-
     use super::*;
 
-    /// Writes a new certificate with its key to new files, since the time of a change has only the
-    /// resolution of the kernel's ticks, and the size may be the same.
+    /// Writes a new certificate with its key.
     fn write(identity: &Identity) {
         let Identity::Files { certificate, key } = identity else {
             panic!("{identity:?}");
@@ -256,9 +161,7 @@ mod tests {
             (certificate, made.cert.pem()),
             (key, made.signing_key.serialize_pem()),
         ] {
-            let new = path.with_extension("new");
-            fs::write(&new, text).unwrap();
-            fs::rename(&new, path).unwrap();
+            fs::write(path, text).unwrap();
         }
     }
 
@@ -274,22 +177,12 @@ mod tests {
         write(&identity);
         let served = Certificate::open(identity.clone()).unwrap();
         let first = served.config();
-        write(&identity);
-        let attempts = Cell::new(0);
-        let fails = |reason| {
-            let after = served.config_after(|| {
-                attempts.set(attempts.get() + 1);
-                Err(CertificateError::File {
-                    path: path("tls.crt"),
-                    reason,
-                })
-            });
+        fs::remove_file(path("tls.crt")).unwrap();
+        for _ in 0..2 {
+            let after = served.config();
             assert!(Arc::ptr_eq(&after, &first), "what was read before is used");
-        };
-        for number in 1..=2 {
-            fails(pem::Error::Io(Errno::EMFILE.into()));
-            assert_eq!(attempts.get(), number);
         }
+        write(&identity);
         let second = served.config();
         assert!(!Arc::ptr_eq(&second, &first), "it is read again");
         assert!(Arc::ptr_eq(&second, &served.config()), "once");
@@ -297,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn files_with_wrong_contents_are_read_once() {
+    fn files_with_wrong_contents_are_read_once_until_they_change() {
         let folder = std::env::temp_dir().join(format!("tripod-wrong-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let identity = Identity::Files {
@@ -309,7 +202,10 @@ mod tests {
         let first = served.config();
         fs::write(folder.join("tls.crt"), "nothing").unwrap();
         assert!(Arc::ptr_eq(&first, &served.config()));
-        served.config_after(|| panic!("nothing was changed since"));
+        let wrong = served.current.lock().read.clone().expect("its text");
+        assert_eq!(wrong[0], b"nothing", "nothing else was changed since");
+        write(&identity);
+        assert!(!Arc::ptr_eq(&first, &served.config()));
         fs::remove_dir_all(&folder).unwrap();
     }
 }
