@@ -72,6 +72,22 @@ pub struct Listed<T> {
     pub items: Vec<T>,
 }
 
+impl<T> Listed<T> {
+    /// Returns the first `most` of `all` as `show` makes them, and the number of all.
+    pub fn first<S>(
+        all: impl IntoIterator<Item = S>,
+        most: usize,
+        show: impl FnMut(S) -> T,
+    ) -> Listed<T> {
+        let mut all = all.into_iter();
+        let items: Vec<T> = all.by_ref().take(most).map(show).collect();
+        Listed {
+            total: items.len() + all.count(),
+            items,
+        }
+    }
+}
+
 /// An empty list.
 impl<T> Default for Listed<T> {
     fn default() -> Listed<T> {

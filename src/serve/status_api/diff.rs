@@ -50,7 +50,7 @@ fn diff(compared: Compared, mode: ModeName, node: &[question::Difference]) -> Di
         Some(FamilyDiff {
             family: family.to_string(),
             error,
-            differences: listed(&found),
+            differences: Listed::first(&found, MOST, difference),
         })
     });
     Diff {
@@ -58,14 +58,7 @@ fn diff(compared: Compared, mode: ModeName, node: &[question::Difference]) -> Di
         kind: "Diff".to_owned(),
         mode: mode.to_string(),
         families: families.collect(),
-        node: listed(node),
-    }
-}
-
-fn listed(found: &[question::Difference]) -> Listed<Difference> {
-    Listed {
-        total: found.len(),
-        items: found.iter().take(MOST).map(difference).collect(),
+        node: Listed::first(node, MOST, difference),
     }
 }
 

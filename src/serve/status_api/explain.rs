@@ -317,14 +317,7 @@ impl Shown {
             !is_shown && owner.is_none_or(|owner| Some(owner) == name)
         };
         let others: Vec<_> = found.iter().filter(concerns).collect();
-        let differences = Listed {
-            total: others.len(),
-            items: others
-                .into_iter()
-                .take(MOST)
-                .map(|one| difference(one))
-                .collect(),
-        };
+        let differences = Listed::first(others, MOST, |one| difference(one));
         Shown {
             objects,
             differences,

@@ -17,7 +17,7 @@ use crate::{
         status::{FamilyStatus, Position},
     },
     serve::http::Answer,
-    services::{ServiceAddresses, ServicePort, ServicePortName, ServicePorts},
+    services::{ServiceAddresses, ServicePort, ServicePorts},
     status_api::{
         Conflict, Counts, Draining, Failing, FamilySync, Health, HealthCheckFailing, LastSync,
         Listed, Mode, ObjectKind, Objects, Progress, Status, Trouble, Unsupported, Unusable,
@@ -125,33 +125,22 @@ impl StatusApi {
 
     fn health_checks_failing(&self) -> Listed<HealthCheckFailing> {
         let refused = self.health_listeners.refused();
-        let items = refused.iter().take(MOST).map(|refused| HealthCheckFailing {
+        Listed::first(refused, MOST, |refused| HealthCheckFailing {
             service: refused.service.to_string(),
             address: refused.address.to_string(),
             since: time(refused.trouble.since),
-            why: refused.trouble.why.clone(),
-        });
-        Listed {
-            items: items.collect(),
-            total: refused.len(),
-        }
+            why: refused.trouble.why,
+        })
     }
 
     fn unusable(&self) -> Listed<Unusable> {
         let unusable = self.objects.unusable();
-        Listed {
-            total: unusable.len(),
-            items: unusable
-                .into_iter()
-                .take(MOST)
-                .map(|((kind, name), unusable)| Unusable {
-                    object: format!("{kind} {name}"),
-                    since: time(unusable.trouble.since),
-                    why: unusable.trouble.why,
-                    stays: unusable.stays,
-                })
-                .collect(),
-        }
+        Listed::first(unusable, MOST, |((kind, name), unusable)| Unusable {
+            object: format!("{kind} {name}"),
+            since: time(unusable.trouble.since),
+            why: unusable.trouble.why,
+            stays: unusable.stays,
+        })
     }
 
     /// Counts the health-check node ports that cannot be served at some address.
@@ -190,14 +179,7 @@ impl StatusApi {
                 reasons.map(move |reason| (service, reason))
             });
             let all: BTreeSet<_> = reasons.collect();
-            let total = all.len();
-            let first = all.into_iter().take(MOST);
-            Listed {
-                total,
-                items: first
-                    .map(|(service, reason)| unsupported(service, reason))
-                    .collect(),
-            }
+            Listed::first(all, MOST, |(service, reason)| unsupported(service, reason))
         })
     }
 }
@@ -267,21 +249,19 @@ fn draining(families: &PerFamily<FamilyStatus>) -> Listed<Draining> {
 }
 
 fn failing<'a>(families: impl Iterator<Item = (Family, &'a FamilyStatus)>) -> Listed<Failing> {
-    let (mut total, mut items) = (0, Vec::new());
-    for (family, status) in families {
+    let all = families.flat_map(|(family, status)| {
         let failures = &status.failures;
-        total += failures.ports.len() + failures.unfinished.len();
-        let of = |port: Option<&ServicePortName>, why: &String| Failing {
-            service_port: port.map(ToString::to_string),
-            protocol: port.map(|port| port.protocol.to_string()),
-            family: family.to_string(),
-            why: why.clone(),
-        };
-        let ports = failures.ports.iter().map(|(port, why)| of(Some(port), why));
-        let others = failures.unfinished.iter().map(|why| of(None, why));
-        items.extend(ports.chain(others).take(MOST - items.len()));
-    }
-    Listed { total, items }
+        let ports = failures.ports.iter().map(|(port, why)| (Some(port), why));
+        let others = failures.unfinished.iter().map(|why| (None, why));
+        let all = ports.chain(others);
+        all.map(move |(port, why)| (family, port, why))
+    });
+    Listed::first(all, MOST, |(family, port, why)| Failing {
+        service_port: port.map(ToString::to_string),
+        protocol: port.map(|port| port.protocol.to_string()),
+        family: family.to_string(),
+        why: why.clone(),
+    })
 }
 
 /// Says that the first sync is incomplete, with its progress in each of `families` at the time
@@ -321,16 +301,12 @@ fn conflicts(ports: &ServicePorts) -> Listed<Conflict> {
         let conflicts = port.conflicts.iter();
         conflicts.map(|conflict| (&port.name, conflict))
     });
-    let items = all.clone().take(MOST).map(|(name, conflict)| Conflict {
+    Listed::first(all, MOST, |(name, conflict)| Conflict {
         service_port: name.to_string(),
         protocol: name.protocol.to_string(),
         owner: conflict.owner.to_string(),
         why: conflict.to_string(),
-    });
-    Listed {
-        items: items.collect(),
-        total: all.count(),
-    }
+    })
 }
 
 /// Explains why the objects of that kind are unknown; `None` if they are known.
