@@ -1,6 +1,7 @@
 //! A small HTTP/1.1 server: GET requests, answers that fit in memory, one answer per connection.
 
 use std::{
+    collections::BTreeMap,
     convert::Infallible,
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -85,6 +86,19 @@ pub(super) enum Peer {
 /// made to resolve to a loopback address (DNS rebinding).
 fn is_address(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
+/// Returns the media ranges of an `Accept` header, each with its parameters (RFC 9110, section
+/// 12.5.1).
+pub(super) fn media_ranges(accept: &str) -> impl Iterator<Item = (&str, BTreeMap<&str, &str>)> {
+    accept.split(',').map(|range| {
+        let mut parts = range.split(';').map(str::trim);
+        let media = parts.next().unwrap_or_default();
+        (
+            media,
+            parts.filter_map(|part| part.split_once('=')).collect(),
+        )
+    })
+}
+
         Some(rest) => rest.split(']').next(),
         None => host.split(':').next(),
     };

@@ -3,7 +3,7 @@
 //! exemplars. With native histograms also in the [protobuf](protobuf) format, the only one that has
 //! them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use hyper::StatusCode;
 use prometheus::{
@@ -11,7 +11,10 @@ use prometheus::{
     proto::{MetricFamily, MetricType},
 };
 
-use super::{http::Answer, protobuf};
+use super::{
+    http::{Answer, media_ranges},
+    protobuf,
+};
 use crate::native_histograms;
 
 /// The media type of OpenMetrics, and the one version of it that is served.
@@ -37,53 +40,36 @@ pub(super) fn answer(registry: &Registry, accept: &str) -> Answer {
 
 /// Returns whether `accept` gives the protobuf format no less weight than text.
 fn is_protobuf_preferred(accept: &str) -> bool {
-    let (mut ours, mut text) = (0.0_f32, 0.0_f32);
-    for range in accept.split(',') {
-        let mut parts = range.split(';').map(str::trim);
-        let media = parts.next().unwrap_or_default();
-        let (mut weight, mut delimited, mut families) = (1.0, false, false);
-        for (name, value) in parts.filter_map(|part| part.split_once('=')) {
-            match name {
-                "q" => weight = value.parse().unwrap_or(0.0),
-                "encoding" => delimited = value == "delimited",
-                "proto" => families = value == "io.prometheus.client.MetricFamily",
-                _ => {}
-            }
-        }
-        if media.eq_ignore_ascii_case("application/vnd.google.protobuf") && delimited && families {
-            ours = ours.max(weight);
-        } else if [MEDIA_TYPE, "text/plain"]
-            .iter()
-            .any(|text| media.eq_ignore_ascii_case(text))
-        {
-            text = text.max(weight);
-        }
-    }
-    ours > 0.0 && ours >= text
+    let ours = weight(accept, |media, parameters| {
+        media.eq_ignore_ascii_case("application/vnd.google.protobuf")
+            && parameters.get("encoding") == Some(&"delimited")
+            && parameters.get("proto") == Some(&"io.prometheus.client.MetricFamily")
+    });
+    let text = [MEDIA_TYPE, "text/plain"];
+    let is_text = |media: &str| text.iter().any(|text| media.eq_ignore_ascii_case(text));
+    ours > 0.0 && ours >= weight(accept, |media, _| is_text(media))
 }
 
-/// Returns whether `accept` gives OpenMetrics no less weight than plain text (RFC 9110, sections
-/// 12.4.2 and 12.5.1). Only clients that name OpenMetrics get it: browsers accept everything.
+/// Returns whether `accept` gives OpenMetrics no less weight than plain text (RFC 9110, section
+/// 12.4.2). Only clients that name OpenMetrics get it: browsers accept everything.
 fn is_preferred(accept: &str) -> bool {
-    let (mut ours, mut text) = (0.0_f32, 0.0_f32);
-    for range in accept.split(',') {
-        let mut parts = range.split(';').map(str::trim);
-        let media = parts.next().unwrap_or_default();
-        let (mut weight, mut version) = (1.0, VERSION);
-        for (name, value) in parts.filter_map(|part| part.split_once('=')) {
-            match name {
-                "q" => weight = value.parse().unwrap_or(0.0),
-                "version" => version = value.trim_matches('"'),
-                _ => {}
-            }
-        }
-        if media.eq_ignore_ascii_case(MEDIA_TYPE) && version == VERSION {
-            ours = ours.max(weight);
-        } else if media.eq_ignore_ascii_case("text/plain") {
-            text = text.max(weight);
-        }
-    }
-    ours > 0.0 && ours >= text
+    let ours = weight(accept, |media, parameters| {
+        let version = parameters.get("version").map(|text| text.trim_matches('"'));
+        media.eq_ignore_ascii_case(MEDIA_TYPE) && version.is_none_or(|it| it == VERSION)
+    });
+    let is_text = |media: &str| media.eq_ignore_ascii_case("text/plain");
+    ours > 0.0 && ours >= weight(accept, |media, _| is_text(media))
+}
+
+/// Returns the largest weight of the ranges in `accept` for which `is` returns true; 0 if there is
+/// none.
+fn weight(accept: &str, is: impl Fn(&str, &BTreeMap<&str, &str>) -> bool) -> f32 {
+    let ranges = media_ranges(accept).filter(|(media, parameters)| is(media, parameters));
+    let weights = ranges.map(|(_, parameters)| match parameters.get("q") {
+        Some(weight) => weight.parse().unwrap_or(0.0),
+        None => 1.0,
+    });
+    weights.fold(0.0, f32::max)
 }
 
 /// Returns `families` in Prometheus' text format, with infinity as Go writes it.

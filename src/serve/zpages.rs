@@ -7,7 +7,7 @@ use hyper::StatusCode;
 use jiff::{Timestamp, fmt::strtime, tz::TimeZone};
 use serde_json::{Value, json};
 
-use super::http::{Answer, Asked};
+use super::http::{Answer, Asked, media_ranges};
 
 /// The component that this program replaces.
 const COMPONENT: &str = "kube-proxy";
@@ -114,22 +114,17 @@ fn accepted(accept: &str, kind: &str) -> Option<Form> {
     if accept.trim().is_empty() {
         return Some(Form::Text);
     }
-    accept.split(',').find_map(|range| {
-        let mut parts = range.split(';').map(str::trim);
-        let media = parts.next()?;
-        let parameters: BTreeMap<&str, &str> = parts.filter_map(|p| p.split_once('=')).collect();
-        match media {
-            "*/*" | "text/*" | "text/plain" => Some(Form::Text),
-            "application/json" => {
-                let ours = parameters.get("g") == Some(&"config.k8s.io")
-                    && parameters.get("as") == Some(&kind);
-                let version = VERSIONS
-                    .into_iter()
-                    .find(|v| parameters.get("v") == Some(v));
-                version.filter(|_| ours).map(Form::Json)
-            }
-            _ => None,
+    media_ranges(accept).find_map(|(media, parameters)| match media {
+        "*/*" | "text/*" | "text/plain" => Some(Form::Text),
+        "application/json" => {
+            let ours = parameters.get("g") == Some(&"config.k8s.io")
+                && parameters.get("as") == Some(&kind);
+            let version = VERSIONS
+                .into_iter()
+                .find(|v| parameters.get("v") == Some(v));
+            version.filter(|_| ours).map(Form::Json)
         }
+        _ => None,
     })
 }
 
