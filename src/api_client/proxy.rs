@@ -6,6 +6,7 @@ use std::{env, net::IpAddr};
 
 use http::{HeaderValue, Uri, uri::Scheme};
 use ipnet::IpNet;
+use percent_encoding::percent_decode_str;
 
 /// A proxy between this program and the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -193,6 +194,7 @@ impl Proxy {
         };
         let user = user.map(|user| {
             let (name, password) = user.split_once(':').unwrap_or((user, ""));
+            let decoded = |text| percent_decode_str(text).decode_utf8_lossy().into_owned();
             (decoded(name), decoded(password))
         });
         let url: Uri = format!("{scheme}://{place}").parse().map_err(|_| wrong())?;
@@ -225,30 +227,6 @@ fn without_password(url: &str) -> String {
         Some((_, place)) => format!("...@{place}"),
         None => url.to_owned(),
     }
-}
-
-/// Resolves percent-encoding (RFC 3986 section 2.1); anything else stays.
-fn decoded(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, after @ ..] = rest {
-        let hex = |digit: u8| char::from(digit).to_digit(16);
-        let pair = match after {
-            [high, low, ..] if *first == b'%' => hex(*high).zip(hex(*low)),
-            _ => None,
-        };
-        match pair.and_then(|(high, low)| u8::try_from(high * 16 + low).ok()) {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = &after[2..];
-            }
-            None => {
-                bytes.push(*first);
-                rest = after;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 #[cfg(test)]

@@ -3,11 +3,7 @@
 use hyper::StatusCode;
 use net::Protocol;
 
-use super::{
-    StatusApi,
-    explain::{decoded, named},
-    json, refused,
-};
+use super::{StatusApi, explain::named, json, refused};
 use crate::serve::http::Answer;
 
 /// The attempts to reach endpoints that are requested.
@@ -45,11 +41,10 @@ impl StatusApi {
 /// Reads the parameters of a request.
 pub(super) fn read(query: &str) -> Result<DialsAsked, String> {
     let (mut service_port, mut of, mut after) = (None, Protocol::Tcp, None);
-    for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
-        let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
-        match name {
-            "servicePort" => service_port = Some(decoded(value)),
-            "protocol" => of = named(value)?,
+    for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+        match &*name {
+            "servicePort" => service_port = Some(value.into_owned()),
+            "protocol" => of = named(&value)?,
             "after" => {
                 let number = value.parse();
                 after = Some(number.map_err(|_| "after is next of an earlier answer")?);

@@ -84,10 +84,8 @@ pub(super) struct Asked {
 pub(super) fn read(query: &str) -> Result<Asked, String> {
     let (mut to, mut protocol, mut from) = (None, None, None);
     let mut reading = Reading::Whole;
-    for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
-        let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
-        let value = decoded(value);
-        match name {
+    for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+        match &*name {
             "to" => {
                 let read = Destination::read(&value);
                 to = Some(read.map_err(|why| format!("to={value}: {why}"))?);
@@ -125,17 +123,6 @@ pub(super) fn read(query: &str) -> Result<Asked, String> {
         from,
         reading,
     })
-}
-
-/// Decodes the characters in addresses and names of Services that some programs encode: brackets,
-/// colon and slash.
-pub(super) fn decoded(value: &str) -> String {
-    let encoded = [("%5B", "["), ("%5D", "]"), ("%3A", ":"), ("%2F", "/")];
-    let decode = |value: String, (code, character): (&str, &str)| {
-        let value = value.replace(code, character);
-        value.replace(&code.to_ascii_lowercase(), character)
-    };
-    encoded.into_iter().fold(value.to_owned(), decode)
 }
 
 pub(super) fn named(protocol: &str) -> Result<Protocol, String> {

@@ -153,10 +153,14 @@ impl<'a> Selected<'a> {
             return Err("a path has a namespace and a name, and no more".to_owned());
         }
         let mut after = None;
-        for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
-            let value = parameter.strip_prefix("continue=");
-            let value = value.ok_or("the only parameter is continue")?;
-            let key: Vec<_> = value.split('/').map(Cow::Borrowed).collect();
+        for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+            if name != "continue" {
+                return Err("the only parameter is continue".to_owned());
+            }
+            let key: Vec<_> = value
+                .split('/')
+                .map(|part| part.to_owned().into())
+                .collect();
             let key = Key::try_from(key).map_err(|_| "continue has the value of an answer")?;
             after = Some(key);
         }
