@@ -19,12 +19,12 @@ use kube::{
     Client, Config,
     client::{Body, ConfigExt},
 };
-use tower::{BoxError, Service, ServiceBuilder};
+use tower::{BoxError, Service, ServiceBuilder, ServiceExt};
 use tower_http::decompression::DecompressionLayer;
 
 use super::{
     counted::Counted,
-    forward::Forward,
+    forward::Forwarded,
     metrics::RequestMetrics,
     proxy::{Proxy, ProxyKind},
 };
@@ -141,11 +141,8 @@ where
     if config.cluster_url.scheme() != Some(&Scheme::HTTPS) {
         let header = authorization.map(|value| (PROXY_AUTHORIZATION, value));
         config.headers.extend(header);
-        let forward = Forward {
-            connector,
-            proxy: url,
-        };
-        return over(forward, settings);
+        let to_proxy = connector.map_request(move |_: Uri| url.clone());
+        return over(to_proxy.map_response(Forwarded), settings);
     }
     let tunnel = Tunnel::new(url, connector);
     match authorization {

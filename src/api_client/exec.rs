@@ -10,12 +10,13 @@ use std::{
 };
 
 use jiff::Timestamp;
-use kube::config::{AuthInfo, ExecAuthCluster, ExecConfig, ExecInteractiveMode};
+use kube::config::{AuthInfo, ExecConfig, ExecInteractiveMode};
 use nix::{
     sys::signal::{Signal, killpg},
     unistd::Pid,
 };
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
+use serde_json::json;
 use tokio::{
     io::AsyncReadExt,
     process::{Child, Command},
@@ -71,21 +72,6 @@ pub(super) struct Credentials {
     identity: Option<(String, String)>,
     /// When they expire; `None` if they are valid until the server refuses them.
     pub(super) expires: Option<Timestamp>,
-}
-
-#[derive(Serialize)]
-struct Request<'a> {
-    kind: &'static str,
-    #[serde(rename = "apiVersion")]
-    version: &'a str,
-    spec: Spec<'a>,
-}
-
-#[derive(Serialize)]
-struct Spec<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    cluster: Option<&'a ExecAuthCluster>,
-    interactive: bool,
 }
 
 #[derive(Deserialize)]
@@ -193,16 +179,16 @@ fn command(plugin: &ExecConfig, version: &str) -> Result<Command, PluginError> {
     let Some(program) = plugin.command.as_deref().filter(|name| !name.is_empty()) else {
         return Err(PluginError::Unusable("it has no command".to_owned()));
     };
-    let request = Request {
-        kind: "ExecCredential",
-        version,
-        spec: Spec {
-            cluster: plugin.cluster.as_ref(),
-            interactive: false,
-        },
-    };
-    let request = serde_json::to_string(&request)
-        .map_err(|error| PluginError::Unusable(format!("the cluster's data: {error}")))?;
+    let mut request = json!({
+        "kind": "ExecCredential",
+        "apiVersion": version,
+        "spec": {"interactive": false},
+    });
+    if let Some(cluster) = &plugin.cluster {
+        let cluster = serde_json::to_value(cluster);
+        request["spec"]["cluster"] = cluster
+            .map_err(|error| PluginError::Unusable(format!("the cluster's data: {error}")))?;
+    }
     let mut command = std::process::Command::new(program);
     command
         .args(plugin.args.iter().flatten())
@@ -215,7 +201,7 @@ fn command(plugin: &ExecConfig, version: &str) -> Result<Command, PluginError> {
             command.env(name, value);
         }
     }
-    command.env("KUBERNETES_EXEC_INFO", request);
+    command.env("KUBERNETES_EXEC_INFO", request.to_string());
     let mut command = Command::from(command);
     command.kill_on_drop(true);
     Ok(command)

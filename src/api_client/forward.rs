@@ -8,41 +8,12 @@ use std::{
     task::{Context, Poll},
 };
 
-use http::Uri;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::client::legacy::connect::{Connected, Connection};
-use tower::{BoxError, Service};
-
-/// Connects to a proxy, whatever the destination of the request.
-#[derive(Clone, Debug)]
-pub(super) struct Forward<C> {
-    pub(super) connector: C,
-    pub(super) proxy: Uri,
-}
-
-impl<C> Service<Uri> for Forward<C>
-where
-    C: Service<Uri>,
-    C::Error: Into<BoxError>,
-    C::Future: Send + 'static,
-{
-    type Response = Forwarded<C::Response>;
-    type Error = BoxError;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, BoxError>> + Send>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.connector.poll_ready(context).map_err(Into::into)
-    }
-
-    fn call(&mut self, _server: Uri) -> Self::Future {
-        let connecting = self.connector.call(self.proxy.clone());
-        Box::pin(async move { connecting.await.map(Forwarded).map_err(Into::into) })
-    }
-}
 
 /// A connection to a proxy.
 #[derive(Debug)]
-pub(super) struct Forwarded<T>(T);
+pub(super) struct Forwarded<T>(pub(super) T);
 
 impl<T: Connection> Connection for Forwarded<T> {
     fn connected(&self) -> Connected {
