@@ -82,44 +82,23 @@ impl Connections {
 impl Open {
     /// Chooses the connection to close when one of `peer` arrives, if one must be closed.
     fn to_evict(&self, peer: IpAddr) -> Option<u64> {
-        let mut counts: HashMap<IpAddr, usize> = HashMap::new();
-        for entry in self.places.values() {
-            *counts.entry(entry.peer).or_default() += 1;
-        }
-        let oldest = |of: &dyn Fn(&IpAddr) -> bool| {
-            let place = self.places.iter().find(|(_, entry)| of(&entry.peer));
-            place.map(|(number, _)| *number)
-        };
-        if counts.get(&peer).is_some_and(|count| *count >= SHARE) {
-            return oldest(&|other| *other == peer);
+        let mut own = self.places.iter().filter(|(_, entry)| entry.peer == peer);
+        if own.clone().count() >= SHARE {
+            return own.next().map(|(number, _)| *number);
         }
         if self.places.len() < MOST {
             return None;
         }
-        let most = counts.values().max()?;
-        oldest(&|other| counts.get(other) == Some(most))
+        oldest_of_largest(self.places.iter(), |_| 1)
     }
-}
 
-impl Open {
     /// Closes connections until all answers together take no more than [`MOST_BYTES`], except for
     /// that of `number`: the oldest connection of the peer whose answers take most.
     fn make_room(&mut self, number: u64) {
-        let size = |places: &BTreeMap<u64, Entry>| -> usize {
-            places.values().map(|entry| entry.bytes).sum()
-        };
-        while size(&self.places) > MOST_BYTES {
-            let mut sums: HashMap<IpAddr, usize> = HashMap::new();
-            let others = || {
-                let all = self.places.iter();
-                all.filter(|(other, entry)| **other != number && entry.bytes > 0)
-            };
-            for (_, entry) in others() {
-                *sums.entry(entry.peer).or_default() += entry.bytes;
-            }
-            let most = sums.values().max();
-            let mut largest = others().filter(|(_, entry)| sums.get(&entry.peer) == most);
-            let Some(oldest) = largest.next().map(|(number, _)| *number) else {
+        while self.places.values().map(|entry| entry.bytes).sum::<usize>() > MOST_BYTES {
+            let all = self.places.iter();
+            let others = all.filter(|(other, entry)| **other != number && entry.bytes > 0);
+            let Some(oldest) = oldest_of_largest(others, |entry| entry.bytes) else {
                 return;
             };
             self.evict(oldest);
@@ -132,6 +111,20 @@ impl Open {
             let _ = entry.evict.send(());
         }
     }
+}
+
+/// Returns the oldest of these places of the peer whose places have the largest sum of `size`.
+fn oldest_of_largest<'a>(
+    mut places: impl Iterator<Item = (&'a u64, &'a Entry)> + Clone,
+    size: impl Fn(&Entry) -> usize,
+) -> Option<u64> {
+    let mut sums: HashMap<IpAddr, usize> = HashMap::new();
+    for (_, entry) in places.clone() {
+        *sums.entry(entry.peer).or_default() += size(entry);
+    }
+    let largest = sums.values().max();
+    let oldest = places.find(|(_, entry)| sums.get(&entry.peer) == largest);
+    oldest.map(|(number, _)| *number)
 }
 
 /// Records the size of a connection's answer.
