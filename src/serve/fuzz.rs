@@ -48,9 +48,9 @@ pub fn read_anything(bytes: &[u8]) -> Vec<u8> {
             client.write_all(bytes).await.expect("room for the request");
             client.shutdown().await.expect("the end of the request");
             let place = Arc::new(Connections::default()).enter(Ipv4Addr::LOCALHOST.into());
-            http::answer_once(server, place.answered(), |request| {
+            http::answer_once(server, place.answered(), async |request| {
                 let peer = http::Peer::Elsewhere;
-                http::respond(&request, peer, Methods::Read, |asked| about.answer(asked)).wait()
+                http::respond(&request, peer, None, Methods::Read, &**about).await
             })
             .await;
             let mut answer = Vec::new();

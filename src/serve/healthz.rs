@@ -1,16 +1,15 @@
 //! `/healthz` and `/livez`, as kube-proxy 1.36 answers them (`pkg/proxy/healthcheck`): `/healthz`
 //! tells whether load balancers should send traffic to this node, `/livez` whether the proxy works.
 
-use std::{sync::Arc, time::SystemTime};
+use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
 use hyper::StatusCode;
 use jiff::Timestamp;
-use net::Family;
 use prometheus::{IntCounterVec, Opts, Registry};
-use serde::{Serialize, Serializer, ser::SerializeMap};
+use serde::Serialize;
 
-use super::http::{Answer, Asked};
-use crate::runner::health::{FamilyHealth, Health, Snapshot};
+use super::http::{Answer, Answers, Asked};
+use crate::runner::health::{Health, Snapshot};
 
 /// Go's text for a time that was never set.
 const NEVER: &str = "0001-01-01T00:00:00Z";
@@ -46,7 +45,7 @@ impl Probes {
         })
     }
 
-    pub(super) fn answer(&self, asked: Asked<'_>) -> Answer {
+    pub(super) fn page(&self, asked: Asked<'_>) -> Answer {
         let snapshot = self.health.snapshot();
         let eligible = snapshot.node_eligible;
         match asked.path {
@@ -63,6 +62,12 @@ impl Probes {
     }
 }
 
+impl Answers for Probes {
+    async fn answer(&self, asked: Asked<'_>) -> Answer {
+        self.page(asked)
+    }
+}
+
 fn counted(counter: &IntCounterVec, fine: bool, body: String) -> Answer {
     let status = if fine {
         StatusCode::OK
@@ -75,14 +80,14 @@ fn counted(counter: &IntCounterVec, fine: bool, body: String) -> Answer {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Body<'a> {
+struct Body {
     last_updated: String,
     current_time: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     node_eligible: Option<bool>,
     healthy: bool,
-    #[serde(serialize_with = "by_family", skip_serializing_if = "<[_]>::is_empty")]
-    status: &'a [(Family, FamilyHealth)],
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    status: BTreeMap<String, FamilyStatus>,
 }
 
 #[derive(Serialize)]
@@ -94,6 +99,13 @@ struct FamilyStatus {
 
 fn body(snapshot: &Snapshot, fine: bool, node_eligible: Option<bool>) -> String {
     let now = SystemTime::now();
+    let families = snapshot.families.iter().map(|(family, health)| {
+        let status = FamilyStatus {
+            last_updated: time(health.last_updated),
+            healthy: health.healthy,
+        };
+        (family.to_string(), status)
+    });
     let body = Body {
         // Old kube-proxies updated this time at every request, and some load balancers require it
         // to be recent.
@@ -105,24 +117,9 @@ fn body(snapshot: &Snapshot, fine: bool, node_eligible: Option<bool>) -> String 
         current_time: time(Some(now)),
         node_eligible,
         healthy: snapshot.healthy,
-        status: &snapshot.families,
+        status: families.collect(),
     };
     serde_json::to_string(&body).unwrap_or_default()
-}
-
-fn by_family<S: Serializer>(
-    families: &&[(Family, FamilyHealth)],
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    let mut map = serializer.serialize_map(Some(families.len()))?;
-    for (family, health) in *families {
-        let value = FamilyStatus {
-            last_updated: time(health.last_updated),
-            healthy: health.healthy,
-        };
-        map.serialize_entry(&family.to_string(), &value)?;
-    }
-    map.end()
 }
 
 /// Returns the time in RFC 3339 with as many digits as needed, as Go writes it.

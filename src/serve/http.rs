@@ -5,7 +5,6 @@ use std::{
     convert::Infallible,
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    pin::Pin,
     sync::Arc,
     time::Duration,
 };
@@ -24,10 +23,9 @@ use netlink::{
     Protocol, Socket,
     connections::{self, Connection},
 };
-use socket2::SockRef;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, TcpStream, UnixListener, UnixStream},
+    net::{TcpStream, UnixListener, UnixStream},
     task::JoinSet,
     time::timeout,
 };
@@ -43,11 +41,6 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
 /// Lifetime of a connection, for the request and the answer.
 const LIFETIME: Duration = Duration::from_secs(30);
-
-/// How long a client may go without receiving a byte of its answer (`tcp(7)`, TCP_USER_TIMEOUT,
-/// which counts a closed window too). It also limits how long the kernel continues to send after
-/// this side is closed.
-const TAKES_NOTHING: Duration = Duration::from_secs(10);
 
 /// Maximum length of the head of a request, in bytes.
 const LONGEST_HEAD: usize = 16 << 10;
@@ -86,6 +79,13 @@ pub(super) enum Peer {
 /// made to resolve to a loopback address (DNS rebinding).
 fn is_address(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next(),
+        None => host.split(':').next(),
+    };
+    let name = name.unwrap_or_default();
+    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
+}
+
 /// Returns the media ranges of an `Accept` header, each with its parameters (RFC 9110, section
 /// 12.5.1).
 pub(super) fn media_ranges(accept: &str) -> impl Iterator<Item = (&str, BTreeMap<&str, &str>)> {
@@ -99,31 +99,19 @@ pub(super) fn media_ranges(accept: &str) -> impl Iterator<Item = (&str, BTreeMap
     })
 }
 
-        Some(rest) => rest.split(']').next(),
-        None => host.split(':').next(),
-    };
-    let name = name.unwrap_or_default();
-    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
-}
-
 /// A socket that accepts connections of clients.
 pub(super) trait Listener: Send {
     /// The connection to one client.
-    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+    type Stream: Stream;
     /// Waits for the next client. Returns the connection, and where it comes from.
     fn next(&self) -> impl Future<Output = io::Result<(Self::Stream, IpAddr)>> + Send;
-    /// Identifies the peer at the other end of `stream`.
-    fn peer(stream: &Self::Stream) -> Peer;
-    /// Returns the IP family of `stream`; `None` if it has none, or it is not known.
-    fn family(stream: &Self::Stream) -> Option<Family>;
-    /// Returns the identity to assume for a request of `peer` whose `Host` is `host`.
-    fn asking(peer: Peer, host: Option<&str>) -> Peer {
-        if host.is_none_or(is_address) {
-            peer
-        } else {
-            Peer::Elsewhere
-        }
-    }
+}
+
+/// The connection to a client.
+pub(super) trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {
+    /// Identifies the client. Returns the IP family of the connection as well; `None` over a unix
+    /// socket, or if there is no connection any more.
+    fn client(&self) -> (Peer, Option<Family>);
 }
 
 /// Returns whether the client of `stream`, which calls from a loopback address, is a process of
@@ -143,28 +131,25 @@ fn is_of_root(stream: &TcpStream) -> bool {
     matches!(user, Ok(Some(user)) if user == 0 || user == own)
 }
 
-impl Listener for TcpListener {
-    type Stream = TcpStream;
-
-    async fn next(&self) -> io::Result<(TcpStream, IpAddr)> {
-        let (stream, peer) = self.accept().await?;
-        // If this fails, the connection's lifetime is the limit.
-        let _ = SockRef::from(&stream).set_tcp_user_timeout(Some(TAKES_NOTHING));
-        Ok((stream, peer.ip()))
+impl Stream for TcpStream {
+    fn client(&self) -> (Peer, Option<Family>) {
+        let Ok(from) = self.peer_addr() else {
+            return (Peer::Elsewhere, None);
+        };
+        let ip = from.ip().to_canonical();
+        let peer = match ip.is_loopback() {
+            true if is_of_root(self) => Peer::OfRoot,
+            true => Peer::OfNode,
+            false => Peer::Elsewhere,
+        };
+        (peer, Some(Family::of(&ip)))
     }
+}
 
-    fn peer(stream: &TcpStream) -> Peer {
-        let address = stream.peer_addr().map(|from| from.ip().to_canonical());
-        match address {
-            Ok(ip) if ip.is_loopback() && is_of_root(stream) => Peer::OfRoot,
-            Ok(ip) if ip.is_loopback() => Peer::OfNode,
-            _ => Peer::Elsewhere,
-        }
-    }
-
-    fn family(stream: &TcpStream) -> Option<Family> {
-        let from = stream.peer_addr().ok()?;
-        Some(Family::of(&from.ip().to_canonical()))
+impl Stream for UnixStream {
+    /// The socket file is open to root and to the user of this process.
+    fn client(&self) -> (Peer, Option<Family>) {
+        (Peer::OfRoot, None)
     }
 }
 
@@ -176,39 +161,15 @@ impl Listener for UnixListener {
         let (stream, _) = self.accept().await?;
         Ok((stream, Ipv4Addr::LOCALHOST.into()))
     }
-
-    /// The socket file is open to root and to the user of this process.
-    fn peer(_: &UnixStream) -> Peer {
-        Peer::OfRoot
-    }
-
-    fn family(_: &UnixStream) -> Option<Family> {
-        None
-    }
-
-    fn asking(peer: Peer, _: Option<&str>) -> Peer {
-        peer
-    }
 }
 
-/// A listener that others can inspect while it serves.
-impl<L: Listener + Sync> Listener for Arc<L> {
-    type Stream = L::Stream;
-
-    async fn next(&self) -> io::Result<(L::Stream, IpAddr)> {
-        (**self).next().await
-    }
-
-    fn peer(stream: &L::Stream) -> Peer {
-        L::peer(stream)
-    }
-
-    fn family(stream: &L::Stream) -> Option<Family> {
-        L::family(stream)
-    }
-
-    fn asking(peer: Peer, host: Option<&str>) -> Peer {
-        L::asking(peer, host)
+/// Returns the identity to assume for a request of `peer` whose `Host` is `host`. Web pages do not
+/// send requests over a unix socket, which has no IP family.
+fn asking(peer: Peer, family: Option<Family>, host: Option<&str>) -> Peer {
+    if family.is_none() || host.is_none_or(is_address) {
+        peer
+    } else {
+        Peer::Elsewhere
     }
 }
 
@@ -293,33 +254,10 @@ impl Answer {
     }
 }
 
-/// An answer, or a future one.
-pub(super) enum Reply {
-    /// The answer is ready.
-    Now(Answer),
-    /// The answer comes later; the wait ends with the lifetime of the connection.
-    Later(Pin<Box<dyn Future<Output = Answer> + Send>>),
-}
-
-impl Reply {
-    /// Returns a reply that the client has to wait for.
-    pub(super) fn later(answer: impl Future<Output = Answer> + Send + 'static) -> Reply {
-        Reply::Later(Box::pin(answer))
-    }
-
-    /// Waits for the answer.
-    pub(super) async fn wait(self) -> Answer {
-        match self {
-            Reply::Now(answer) => answer,
-            Reply::Later(answer) => answer.await,
-        }
-    }
-}
-
-impl From<Answer> for Reply {
-    fn from(answer: Answer) -> Reply {
-        Reply::Now(answer)
-    }
+/// Answers requests.
+pub(super) trait Answers: Send + Sync + 'static {
+    /// Answers a request. A wait ends with the lifetime of the connection.
+    fn answer(&self, asked: Asked<'_>) -> impl Future<Output = Answer> + Send;
 }
 
 /// The methods of requests that are answered.
@@ -331,22 +269,25 @@ pub(super) enum Methods {
     Any,
 }
 
-/// Answers requests to `listener` with these `methods` by `answer`, forever. Its connections count
-/// among `open`, and are closed with it.
-pub(super) async fn serve<L: Listener, R: Into<Reply>>(
+/// Answers requests to `listener` with these `methods`, forever. Its connections count among `open`,
+/// and are closed with it.
+pub(super) async fn serve<L: Listener>(
     listener: L,
     open: Arc<Connections>,
     methods: Methods,
-    answer: impl Fn(Asked<'_>) -> R + Clone + Send + Sync + 'static,
+    answers: Arc<impl Answers>,
 ) {
-    each_connection(listener, open, move |stream, answered| {
-        let answer = answer.clone();
-        let (peer, family) = (L::peer(&stream), L::family(&stream));
+    each_connection(listener, open, move |stream: L::Stream, answered| {
+        let answers = Arc::clone(&answers);
+        // Before the request is read: the client may close its socket afterwards.
+        let (peer, family) = stream.client();
         answer_once(stream, answered, move |request| {
-            let host = request.headers().get(HOST).map(|host| host.to_str());
-            let peer = L::asking(peer, host.map(Result::unwrap_or_default));
-            let answer = |asked: Asked<'_>| answer(Asked { family, ..asked });
-            respond(&request, peer, methods, answer).wait()
+            let answers = Arc::clone(&answers);
+            async move {
+                let host = request.headers().get(HOST).map(|host| host.to_str());
+                let peer = asking(peer, family, host.map(Result::unwrap_or_default));
+                respond(&request, peer, family, methods, &*answers).await
+            }
         })
     })
     .await;
@@ -420,30 +361,30 @@ pub(super) async fn answer_once<F: Future<Output = Answer>>(
         .await;
 }
 
-/// Calls `answer` for a request of `peer`, if its method is one of `methods`.
-pub(super) fn respond<R: Into<Reply>>(
+/// Answers a request of `peer`, if its method is one of `methods`.
+pub(super) async fn respond(
     request: &Request<Incoming>,
     peer: Peer,
+    family: Option<Family>,
     methods: Methods,
-    answer: impl Fn(Asked<'_>) -> R,
-) -> Reply {
+    answers: &impl Answers,
+) -> Answer {
     let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
     if methods == Methods::Read && !is_read {
         return Answer::text("only GET is served here\n")
-            .with_status(StatusCode::METHOD_NOT_ALLOWED)
-            .into();
+            .with_status(StatusCode::METHOD_NOT_ALLOWED);
     }
     let accept = request.headers().get(ACCEPT);
-    answer(Asked {
+    let asked = Asked {
         path: request.uri().path(),
         query: request.uri().query().unwrap_or_default(),
         accept: accept
             .and_then(|value| value.to_str().ok())
             .unwrap_or_default(),
         peer,
-        family: None,
-    })
-    .into()
+        family,
+    };
+    answers.answer(asked).await
 }
 
 #[cfg(test)]
@@ -459,25 +400,20 @@ mod tests {
             "LocalHost",
             "192.0.2.1:8080",
         ] {
-            assert_eq!(
-                TcpListener::asking(Peer::OfNode, Some(host)),
-                Peer::OfNode,
-                "{host}"
-            );
+            let peer = asking(Peer::OfNode, Some(Family::V4), Some(host));
+            assert_eq!(peer, Peer::OfNode, "{host}");
         }
-        assert_eq!(TcpListener::asking(Peer::OfRoot, None), Peer::OfRoot);
-        assert_eq!(UnixListener::asking(Peer::OfRoot, Some("x")), Peer::OfRoot);
+        let of_root = |family, host| asking(Peer::OfRoot, family, host);
+        assert_eq!(of_root(Some(Family::V4), None), Peer::OfRoot);
+        assert_eq!(of_root(None, Some("x")), Peer::OfRoot, "a unix socket");
         for host in [
             "example.org",
             "localhost.example.org",
             "",
             "127.0.0.1.example.org:10249",
         ] {
-            assert_eq!(
-                TcpListener::asking(Peer::OfRoot, Some(host)),
-                Peer::Elsewhere,
-                "{host}"
-            );
+            let peer = of_root(Some(Family::V6), Some(host));
+            assert_eq!(peer, Peer::Elsewhere, "{host}");
         }
     }
 }

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::{
     StatusApi,
-    http::{Answer, Asked, Reply},
+    http::{Answer, Answers, Asked},
     openmetrics, page, process, status_api,
     zpages::Pages,
 };
@@ -159,23 +159,25 @@ impl Introspection {
         ];
         self.register_kubernetes()?;
         let wanting = self.running.wanting.join(",");
-        let fallback = IntGauge::with_opts(
-            Opts::new(
-                "tripod_mode_fallback",
-                "1 if another mode runs than the settings name, else 0; the label \
-                 says what better modes lack, also if the settings name no mode.",
-            )
-            .const_label("reason", &wanting),
-        )?;
+        let fallback = Opts::new(
+            "tripod_mode_fallback",
+            "1 if another mode runs than the settings name, else 0; the label says what better \
+             modes lack, also if the settings name no mode.",
+        );
         // An alert uses it, for operators who configured a mode and did not get it.
-        fallback.set(i64::from(self.running.named && !wanting.is_empty()));
-        self.registry.register(Box::new(fallback))?;
+        let has_fallen_back = self.running.named && !wanting.is_empty();
+        let fallback = fallback.const_label("reason", &wanting);
+        self.register_constant(fallback, has_fallen_back.into())?;
         for (name, help, label, value) in info {
-            let gauge = IntGauge::with_opts(Opts::new(name, help).const_label(label, value))?;
-            gauge.set(1);
-            self.registry.register(Box::new(gauge))?;
+            self.register_constant(Opts::new(name, help).const_label(label, value), 1)?;
         }
         Ok(())
+    }
+
+    fn register_constant(&self, metric: Opts, value: i64) -> prometheus::Result<()> {
+        let gauge = IntGauge::with_opts(metric)?;
+        gauge.set(value);
+        self.registry.register(Box::new(gauge))
     }
 
     /// Registers the metrics that every component of Kubernetes has, which dashboards join on: the
@@ -205,9 +207,7 @@ impl Introspection {
         ];
         let labels = labels.into_iter();
         let info = labels.fold(info, |info, (name, value)| info.const_label(name, value));
-        let info = IntGauge::with_opts(info)?;
-        info.set(1);
-        self.registry.register(Box::new(info))?;
+        self.register_constant(info, 1)?;
         let gates = Opts::new(
             "kubernetes_feature_enabled",
             "1 if the feature gate of kube-proxy is enabled, else 0; only the gates that Tripod \
@@ -219,26 +219,6 @@ impl Introspection {
             gauge.set(gate.enabled.into());
         }
         self.registry.register(Box::new(gates))
-    }
-
-    pub(super) fn answer(&self, asked: Asked<'_>) -> Reply {
-        let Some(api) = &self.api else {
-            return self.page(asked).into();
-        };
-        if asked.path.starts_with("/v1/") {
-            return api.answer(asked);
-        }
-        if asked.path == METRICS
-            && let Some(refreshed) = api.traffic.refresh()
-        {
-            let registry = self.registry.clone();
-            let accept = asked.accept.to_owned();
-            return Reply::later(async move {
-                refreshed.await;
-                openmetrics::answer(&registry, &accept)
-            });
-        }
-        self.page(asked).into()
     }
 
     pub(super) fn page(&self, asked: Asked<'_>) -> Answer {
@@ -279,5 +259,21 @@ impl Introspection {
             ),
         };
         Answer::metrics(text)
+    }
+}
+
+impl Answers for Introspection {
+    async fn answer(&self, asked: Asked<'_>) -> Answer {
+        if let Some(api) = &self.api {
+            if asked.path.starts_with("/v1/") {
+                return api.answer(asked).await;
+            }
+            if asked.path == METRICS
+                && let Some(refreshed) = api.traffic.refresh()
+            {
+                refreshed.await;
+            }
+        }
+        self.page(asked)
     }
 }

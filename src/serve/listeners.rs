@@ -14,15 +14,16 @@ use std::{
     time::Duration,
 };
 
-use net::{Family, Protocol};
+use net::Protocol;
 use parking_lot::Mutex;
+use socket2::SockRef;
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::watch,
 };
 
 use super::{
-    http::{Listener, Peer},
+    http::Listener,
     tcp::{bind, bound_to},
 };
 use crate::kernel::socket::listening::identity;
@@ -30,6 +31,11 @@ use crate::kernel::socket::listening::identity;
 /// How long this process, once it serves, may take to open the ports that it was given: those that
 /// are not open then are not needed.
 const SETTLES: Duration = Duration::from_secs(2);
+
+/// How long a client may go without receiving a byte of its answer (`tcp(7)`, TCP_USER_TIMEOUT,
+/// which counts a closed window too). It also limits how long the kernel continues to send after
+/// this side is closed.
+const TAKES_NOTHING: Duration = Duration::from_secs(10);
 
 /// Which process accepts connections, and where.
 #[derive(Debug, Default)]
@@ -282,17 +288,14 @@ impl Listener for Listening {
             tokio::select! {
                 biased;
                 _ = turn.changed() => {}
-                accepted = self.socket.next() => return accepted,
+                accepted = self.socket.accept() => {
+                    let (stream, peer) = accepted?;
+                    // If this fails, the connection's lifetime is the limit.
+                    let _ = SockRef::from(&stream).set_tcp_user_timeout(Some(TAKES_NOTHING));
+                    return Ok((stream, peer.ip()));
+                }
             }
         }
-    }
-
-    fn peer(stream: &TcpStream) -> Peer {
-        TcpListener::peer(stream)
-    }
-
-    fn family(stream: &TcpStream) -> Option<Family> {
-        TcpListener::family(stream)
     }
 }
 

@@ -39,7 +39,7 @@ pub use self::{
     certificate::{CertificateError, Identity},
     introspection::{Gate, Introspection, Running},
     listeners::{Listeners, Successor},
-    secure::Secure,
+    secure::{Secure, serve as secure_metrics},
     status_api::{
         About, DialsAsked, PortTraffic, StartingApi, StatusApi, Successors, TrafficSource,
     },
@@ -47,7 +47,7 @@ pub use self::{
 use self::{
     connections::Connections,
     healthz::Probes,
-    http::{Asked, Methods, Reply},
+    http::{Answers, Methods},
 };
 use crate::runner::health::Health;
 
@@ -62,8 +62,7 @@ pub fn health(
     registry: &Registry,
 ) -> Result<impl Future<Output = Result<(), Error>> + use<>, Error> {
     let probes = Probes::register(health, registry)?;
-    let answer = move |asked: Asked<'_>| probes.answer(asked);
-    Ok(async move { serve(at, "/healthz", Methods::Any, answer).await })
+    Ok(async move { serve(at, "/healthz", Methods::Any, Arc::new(probes)).await })
 }
 
 /// Serves metrics and pages for people at `at`. Ends only if the address cannot be bound and
@@ -72,35 +71,23 @@ pub fn health(
 /// # Errors
 /// Says why it cannot be bound.
 pub async fn metrics(at: Bind, about: Arc<Introspection>) -> Result<(), Error> {
-    serve(at, "/metrics", Methods::Read, move |asked| {
-        about.answer(asked)
-    })
-    .await
+    serve(at, "/metrics", Methods::Read, about).await
 }
 
 /// Serves `what` at `at`, and binds it again when another program has closed the listener.
-async fn serve<R: Into<Reply>>(
+async fn serve(
     mut at: Bind,
     what: &'static str,
     methods: Methods,
-    answer: impl Fn(Asked<'_>) -> R + Clone + Send + Sync + 'static,
+    answers: Arc<impl Answers>,
 ) -> Result<(), Error> {
     let open = Arc::new(Connections::default());
     loop {
         let listener = at.listen(what).await?;
-        http::serve(listener, Arc::clone(&open), methods, answer.clone()).await;
+        http::serve(listener, Arc::clone(&open), methods, Arc::clone(&answers)).await;
         // The first attempt has shown whether it can be bound at all.
         at.hard_fail = false;
     }
-}
-
-/// Serves the same over TLS, to clients that the API server allows. Ends only if the address cannot
-/// be bound, or the certificate cannot be used, and `hard_fail` is set.
-///
-/// # Errors
-/// Says what cannot be used.
-pub async fn secure_metrics(secure: Secure, about: Arc<Introspection>) -> Result<(), Error> {
-    secure::serve(secure, about).await
 }
 
 /// Serves the API of the running proxy on the unix socket `path`, which only the user of this
@@ -109,9 +96,7 @@ pub async fn status(path: PathBuf, api: Arc<StartingApi>) {
     let open = Arc::new(Connections::default());
     loop {
         let listener = unix::listen(path.clone()).await;
-        let api = Arc::clone(&api);
-        let answer = move |asked: Asked<'_>| api.answer(asked);
-        http::serve(listener, Arc::clone(&open), Methods::Read, answer).await;
+        http::serve(listener, Arc::clone(&open), Methods::Read, Arc::clone(&api)).await;
     }
 }
 

@@ -13,16 +13,14 @@ use tokio_rustls::TlsAcceptor;
 
 use super::{
     Bind, Error,
+    bind::until_open,
     certificate::{Certificate, CertificateError, Identity},
     connections::{Answered, Connections},
-    http::{self, Answer, Asked, Methods, PATIENCE, Peer},
+    http::{self, Answer, Methods, PATIENCE, Peer},
     introspection::Introspection,
     listeners::Listening,
 };
-use crate::{
-    authorize::{Authorizer, Refusal},
-    log_once::LogOnce,
-};
+use crate::authorize::{Authorizer, Refusal};
 
 /// Paths that everybody may read, as at other components of Kubernetes (`WithAlwaysAllowPaths` in
 /// `pkg/server/options/authorization.go` of `k8s.io/apiserver`).
@@ -42,12 +40,13 @@ pub struct Secure {
     pub authorizer: Authorizer,
 }
 
-/// Serves `about` forever, in a separate thread, so that the cost of handshakes delays nothing
-/// else.
+/// Serves `about` over TLS, to clients that the API server allows, in a separate thread, so that the
+/// cost of handshakes delays nothing else. Ends only if the address cannot be bound, or the
+/// certificate cannot be used, and `hard_fail` is set.
 ///
 /// # Errors
-/// When the address cannot be bound, or the certificate cannot be used, and `hard_fail` is set.
-pub(super) async fn serve(secure: Secure, about: Arc<Introspection>) -> Result<(), Error> {
+/// Says what cannot be used.
+pub async fn serve(secure: Secure, about: Arc<Introspection>) -> Result<(), Error> {
     let (sender, ended) = oneshot::channel();
     let thread = thread::Builder::new().name("secure-metrics".to_owned());
     let spawned = thread.spawn(move || {
@@ -80,21 +79,18 @@ async fn run(secure: Secure, about: Arc<Introspection>) -> Result<(), Error> {
 }
 
 async fn open(identity: Identity, at: &Bind) -> Result<Certificate, CertificateError> {
-    let mut logged = LogOnce::default();
-    loop {
-        let error = match Certificate::open(identity.clone()) {
-            Ok(certificate) => return Ok(certificate),
-            Err(error) if at.hard_fail => return Err(error),
-            Err(error) => error.to_string(),
-        };
-        if logged.differs(&error) {
-            let seconds = AGAIN.as_secs();
-            tracing::error!(
-                "the secure metrics address is not served: {error}; trying again every {seconds} s"
-            );
-        }
-        tokio::time::sleep(AGAIN).await;
+    let open = || Certificate::open(identity.clone());
+    if at.hard_fail {
+        return open();
     }
+    let log = |error: &CertificateError| {
+        let seconds = AGAIN.as_secs();
+        tracing::error!(
+            "the secure metrics address is not served: {error}; trying again every {seconds} s"
+        );
+    };
+    let serving = "using the certificate of the secure metrics address";
+    Ok(until_open(open, AGAIN, log, serving).await)
 }
 
 #[derive(Debug)]
@@ -130,9 +126,8 @@ impl Guard {
                 return refused(&refusal);
             }
         }
-        let answer = |asked: Asked<'_>| self.about.answer(asked);
-        let reply = http::respond(&request, Peer::Authorized, Methods::Read, answer);
-        reply.wait().await
+        let peer = Peer::Authorized;
+        http::respond(&request, peer, None, Methods::Read, &*self.about).await
     }
 }
 

@@ -17,7 +17,8 @@ use tokio::{
 use super::{
     exposition,
     healthz::Probes,
-    http::{Answer, Asked, Methods},
+    http::{Answer, Answers, Asked, Methods},
+    listeners::Listening,
     *,
 };
 use crate::{
@@ -130,7 +131,7 @@ fn about_mode(registry: &Registry, named: bool) -> Introspection {
 
 /// Status and body; its times are checked and then replaced by T.
 fn probe(probes: &Probes, path: &str) -> (u16, String) {
-    let answer = probes.answer(get(path));
+    let answer = probes.page(get(path));
     assert_eq!(answer.kind, "application/json");
     let text = String::from_utf8(answer.body).unwrap();
     let body: Value = serde_json::from_str(&text).unwrap();
@@ -222,7 +223,7 @@ async fn probes_are_answered_in_kube_proxys_words() {
     let (both, _) = livez.split_once(r#""IPv6""#).unwrap();
     assert_eq!(probe(&left_out, "/livez"), (200, format!("{both}{never}")));
 
-    assert_eq!(probes.answer(get("/")).status, StatusCode::NOT_FOUND);
+    assert_eq!(probes.page(get("/")).status, StatusCode::NOT_FOUND);
 }
 
 #[tokio::test(start_paused = true)]
@@ -248,7 +249,7 @@ fn a_scrape_has_every_name_of_kube_proxys_that_applies() {
     metrics.synced(Family::V4);
     metrics.took(Family::V4, Duration::from_millis(3), SyncKind::Partial);
     modes::Metrics::conntrack_cleared(&metrics, Family::V6, Duration::from_millis(1), 7);
-    probes.answer(get("/healthz"));
+    probes.page(get("/healthz"));
     let about = about(&registry);
     about.register().unwrap();
     let answer = about.page(get("/metrics"));
@@ -388,14 +389,19 @@ async fn exchange(address: SocketAddr, request: &str) -> String {
     answer.to_lowercase()
 }
 
+fn listener() -> (Listening, SocketAddr) {
+    let any = "127.0.0.1:0".parse().unwrap();
+    let listener = Listeners::default().listen(any).unwrap();
+    let address = listener.socket().local_addr().unwrap();
+    (listener, address)
+}
+
 #[tokio::test]
 async fn over_the_wire() {
-    let listener = tcp::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let address = listener.local_addr().unwrap();
+    let (listener, address) = listener();
     let health = Arc::new(Health::new(TIMEOUT));
-    let probes = probes(&health);
-    let answer = move |asked: Asked<'_>| probes.answer(asked);
-    let server = tokio::spawn(http::serve(listener, Arc::default(), Methods::Any, answer));
+    let probes = Arc::new(probes(&health));
+    let server = tokio::spawn(http::serve(listener, Arc::default(), Methods::Any, probes));
     health.objects_known();
     let close = "host: x\r\nconnection: close\r\n\r\n";
 
@@ -452,16 +458,24 @@ async fn pipeline_and_never_read(address: SocketAddr, peers: u16) -> Vec<TcpStre
     clients
 }
 
+/// Has an answer that a client cannot take at once.
+struct Large;
+
+impl Answers for Large {
+    async fn answer(&self, asked: Asked<'_>) -> Answer {
+        match asked.path {
+            "/large" => Answer::text(vec![b'x'; 4 << 20]),
+            _ => Answer::text("ok"),
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_probe_is_answered_whoever_pipelines_and_never_reads() {
     for peers in [1, 300] {
-        let listener = tcp::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        let address = listener.local_addr().unwrap();
-        let answer = |asked: Asked<'_>| match asked.path {
-            "/large" => Answer::text(vec![b'x'; 4 << 20]),
-            _ => Answer::text("ok"),
-        };
-        let server = tokio::spawn(http::serve(listener, Arc::default(), Methods::Read, answer));
+        let (listener, address) = listener();
+        let large = Arc::new(Large);
+        let server = tokio::spawn(http::serve(listener, Arc::default(), Methods::Read, large));
         let clients = pipeline_and_never_read(address, peers).await;
         let probe = "GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
         let answer = tokio::time::timeout(Duration::from_secs(5), exchange(address, probe));

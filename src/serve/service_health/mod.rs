@@ -8,7 +8,7 @@ mod ports;
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
-    net::{IpAddr, SocketAddr},
+    net::IpAddr,
     sync::Arc,
 };
 
@@ -17,7 +17,7 @@ use net::{Family, PerFamily};
 use prometheus::Registry;
 use tokio::sync::watch;
 
-pub use self::ports::Refused;
+pub use self::ports::{HealthListeners, Refused};
 use crate::{
     events::Recorder,
     log_once::LogOnce,
@@ -56,28 +56,9 @@ pub struct ServiceHealth {
     addresses: Box<dyn FnMut() -> io::Result<BTreeSet<IpAddr>> + Send>,
     parts: HashMap<ServiceName, BTreeMap<ServicePortName, Part>>,
     desired: watch::Sender<Desired>,
-    sockets: ports::Sockets,
+    sockets: HealthListeners,
     /// Logs once why the addresses could not be listed.
     unlisted: LogOnce,
-}
-
-/// Lists health checks that should be served and are not.
-#[derive(Clone, Debug)]
-pub struct HealthListeners {
-    desired: watch::Receiver<Desired>,
-    sockets: ports::Sockets,
-}
-
-impl HealthListeners {
-    /// Returns each Service and address without the required listening socket.
-    pub(super) fn missing(&self) -> Vec<(ServiceName, SocketAddr)> {
-        self.sockets.missing(&self.desired.borrow())
-    }
-
-    /// Returns the addresses that could not be bound at the last attempt, and why.
-    pub(super) fn refused(&self) -> Vec<Refused> {
-        self.sockets.refused()
-    }
 }
 
 impl ServiceHealth {
@@ -96,12 +77,15 @@ impl ServiceHealth {
         registry: &Registry,
     ) -> prometheus::Result<ServiceHealth> {
         let (desired, receiver) = watch::channel(Desired::default());
-        let sockets = ports::Sockets::new()?;
-        sockets.register(registry)?;
-        let maintained = sockets.clone();
-        tokio::spawn(ports::maintain(
-            receiver, maintained, listeners, health, events,
-        ));
+        let sockets = HealthListeners::register(receiver, registry)?;
+        let ports = ports::Ports {
+            sockets: sockets.clone(),
+            listeners,
+            connections: Arc::default(),
+            health,
+            events,
+        };
+        tokio::spawn(ports.maintain());
         Ok(ServiceHealth {
             addresses: Box::new(addresses),
             parts: HashMap::new(),
@@ -113,10 +97,7 @@ impl ServiceHealth {
 
     /// Returns a view of the health checks that are not served.
     pub fn listeners(&self) -> HealthListeners {
-        HealthListeners {
-            desired: self.desired.subscribe(),
-            sockets: self.sockets.clone(),
-        }
+        self.sockets.clone()
     }
 
     /// Updates both families of a ServicePort after one of them was applied: their endpoints are

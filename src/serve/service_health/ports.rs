@@ -16,18 +16,19 @@ use net::{Family, PerFamily};
 use parking_lot::Mutex;
 use prometheus::{IntGauge, Registry};
 use serde_json::Value;
-use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
+use tokio::{net::TcpListener, sync::watch, task::JoinSet};
 
 use super::Desired;
 use crate::{
     backoff::Backoff,
     events::{Event, Recorder, Regarding, Severity},
+    family_metrics::registered,
     kernel::socket::listening::identity,
     runner::health::Health,
     serve::{
         connections::Connections,
-        http::{Answer, Asked, Methods, serve},
-        listeners::{Listeners, Listening as Socket},
+        http::{Answer, Answers, Asked, Methods, serve},
+        listeners::{Listeners, Listening},
     },
     services::ServiceName,
     trouble::Trouble,
@@ -44,32 +45,34 @@ const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-we
 
 /// The sockets that listen now, and the reasons why others cannot.
 #[derive(Clone, Debug)]
-pub(super) struct Sockets {
+pub struct HealthListeners {
+    desired: watch::Receiver<Desired>,
     open: Arc<Mutex<BTreeMap<Place, Weak<TcpListener>>>>,
     refused: Arc<Mutex<BTreeMap<Place, Trouble>>>,
     /// Number of refused places.
     count: IntGauge,
 }
 
-impl Sockets {
-    pub(super) fn new() -> prometheus::Result<Sockets> {
-        Ok(Sockets {
+impl HealthListeners {
+    pub(super) fn register(
+        desired: watch::Receiver<Desired>,
+        registry: &Registry,
+    ) -> prometheus::Result<HealthListeners> {
+        let count = IntGauge::new(
+            "tripod_health_check_node_ports_failed",
+            "Health-check node ports that cannot be served, one for each Service and address; \
+             `tripod status` and Events name them.",
+        )?;
+        Ok(HealthListeners {
+            desired,
             open: Arc::default(),
             refused: Arc::default(),
-            count: IntGauge::new(
-                "tripod_health_check_node_ports_failed",
-                "Health-check node ports that cannot be served, one for each Service and \
-                 address; `tripod status` and Events name them.",
-            )?,
+            count: registered(registry, count)?,
         })
     }
 
-    pub(super) fn register(&self, registry: &Registry) -> prometheus::Result<()> {
-        registry.register(Box::new(self.count.clone()))
-    }
-
-    /// Returns the places that cannot be served, and why.
-    pub(super) fn refused(&self) -> Vec<Refused> {
+    /// Returns the addresses that could not be bound at the last attempt, and why.
+    pub(in crate::serve) fn refused(&self) -> Vec<Refused> {
         let refused = self.refused.lock();
         let refused = refused.iter().map(|(place, trouble)| Refused {
             service: place.service.clone(),
@@ -110,14 +113,16 @@ impl Sockets {
         at.next().map(|(other, _)| other.service.clone())
     }
 
-    /// Lists the places of `desired` without a listening socket.
-    pub(super) fn missing(&self, desired: &Desired) -> Vec<(ServiceName, SocketAddr)> {
+    /// Returns each Service and address without the required listening socket.
+    pub(in crate::serve) fn missing(&self) -> Vec<(ServiceName, SocketAddr)> {
         let sockets = self.open.lock();
         let listens = |place: &Place| {
             let socket = sockets.get(place).and_then(Weak::upgrade);
             socket.is_some_and(|socket| identity(&*socket).is_some())
         };
-        let missing = places(desired).into_iter().filter(|place| !listens(place));
+        let missing = places(&self.desired.borrow())
+            .into_iter()
+            .filter(|place| !listens(place));
         missing
             .map(|place| (place.service, place.address))
             .collect()
@@ -148,68 +153,102 @@ struct Place {
     address: SocketAddr,
 }
 
-/// A running listener; closed when dropped.
-struct Listening(JoinHandle<()>);
-
-impl Listening {
-    async fn end(mut self) {
-        self.0.abort();
-        // The error is the cancellation.
-        let _ = (&mut self.0).await;
-    }
+/// What all ports share.
+#[derive(Clone)]
+pub(super) struct Ports {
+    pub(super) sockets: HealthListeners,
+    pub(super) listeners: Listeners,
+    /// There may be many ports: they share the limit of connections for one server.
+    pub(super) connections: Arc<Connections>,
+    pub(super) health: Arc<Health>,
+    pub(super) events: Recorder,
 }
 
-impl Drop for Listening {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
-/// Opens and closes ports so that they match `desired`, until its sender is
-/// dropped.
-pub(super) async fn maintain(
-    mut desired: watch::Receiver<Desired>,
-    sockets: Sockets,
-    listeners: Listeners,
-    health: Arc<Health>,
-    events: Recorder,
-) {
-    let mut open: BTreeMap<Place, Listening> = BTreeMap::new();
-    // There may be many ports: they share the limit of connections for one server.
-    let connections = Arc::new(Connections::default());
-    while desired.changed().await.is_ok() {
-        let places = places(&desired.borrow_and_update());
-        // A port may move from one Service to another: it is closed before it is opened again.
-        let gone: Vec<Place> = open
-            .keys()
-            .filter(|p| !places.contains(p))
-            .cloned()
-            .collect();
-        for place in gone {
-            if let Some(listening) = open.remove(&place) {
-                listening.end().await;
+impl Ports {
+    /// Opens and closes ports so that they match the desired ones, until their sender is dropped.
+    pub(super) async fn maintain(self) {
+        let mut desired = self.sockets.desired.clone();
+        // A listener is closed when its set is dropped.
+        let mut open: BTreeMap<Place, JoinSet<()>> = BTreeMap::new();
+        while desired.changed().await.is_ok() {
+            let places = places(&desired.borrow_and_update());
+            // A port may move from one Service to another: it is closed before it is opened again.
+            for (place, mut listening) in open.extract_if(.., |place, _| !places.contains(place)) {
+                listening.shutdown().await;
                 let (service, address) = (&place.service, place.address);
-                if sockets.mend(&place) {
+                if self.sockets.mend(&place) {
                     tracing::info!(%service, %address, "a health-check node port that could not be \
                          served is no longer needed");
                 } else {
                     tracing::debug!(%service, %address, "health-check port closed");
                 }
             }
+            for place in places {
+                open.entry(place.clone()).or_insert_with(|| {
+                    let mut listening = JoinSet::new();
+                    listening.spawn(self.clone().listen(place));
+                    listening
+                });
+            }
         }
-        for place in places {
-            open.entry(place.clone()).or_insert_with(|| {
-                Listening(tokio::spawn(listen(
-                    place,
-                    desired.clone(),
-                    sockets.clone(),
-                    listeners.clone(),
-                    Arc::clone(&connections),
-                    Arc::clone(&health),
-                    events.clone(),
-                )))
-            });
+    }
+
+    async fn listen(self, place: Place) {
+        let answers = Arc::new(HealthCheck {
+            service: place.service.clone(),
+            desired: self.sockets.desired.clone(),
+            health: Arc::clone(&self.health),
+        });
+        loop {
+            let listener = self.bound(&place).await;
+            self.sockets.add(&place, listener.socket());
+            // It returns when another program closes the listener in the kernel.
+            let connections = Arc::clone(&self.connections);
+            serve(listener, connections, Methods::Any, Arc::clone(&answers)).await;
         }
+    }
+
+    /// Listens at `place` as soon as it can be bound.
+    async fn bound(&self, place: &Place) -> Listening {
+        let Place { service, address } = place;
+        let address = *address;
+        let mut refusals = 0u32;
+        let mut backoff = Backoff::new(PAUSE, LONGEST_PAUSE);
+        let listener = loop {
+            self.listeners.in_charge().await;
+            match self.listeners.listen(address) {
+                Ok(listener) => break listener,
+                Err(error) => {
+                    refusals = refusals.saturating_add(1);
+                    let why = reason(&error, self.sockets.other_at(place));
+                    if refusals > 1 {
+                        self.sockets.refuse(place, why.clone());
+                    }
+                    if refusals == 2 {
+                        let note = format!(
+                            "health-check node port {} cannot be served on {}: {why}; until it can, load balancers do not learn from this node whether it has endpoints of the Service",
+                            address.port(),
+                            address.ip()
+                        );
+                        tracing::error!(%service, "{note}");
+                        self.events.post(Event {
+                            regarding: Regarding::Service(service.clone()),
+                            severity: Severity::Warning,
+                            reason: "FailedToStartServiceHealthcheck",
+                            action: "Listen",
+                            note,
+                        });
+                    }
+                    backoff.wait().await;
+                }
+            }
+        };
+        if self.sockets.mend(place) {
+            tracing::info!(%service, %address, "health-check node port served now")
+        } else {
+            tracing::debug!(%service, %address, "health-check port opened")
+        }
+        listener
     }
 }
 
@@ -229,83 +268,6 @@ fn places(desired: &Desired) -> BTreeSet<Place> {
     places.collect()
 }
 
-async fn listen(
-    place: Place,
-    desired: watch::Receiver<Desired>,
-    sockets: Sockets,
-    listeners: Listeners,
-    connections: Arc<Connections>,
-    health: Arc<Health>,
-    events: Recorder,
-) {
-    loop {
-        let listener = bound(&place, &sockets, &listeners, &events).await;
-        sockets.add(&place, listener.socket());
-        let (desired, health) = (desired.clone(), Arc::clone(&health));
-        let service = place.service.clone();
-        // `serve` returns when another program closes the listener in the kernel.
-        let answer = move |asked: Asked<'_>| {
-            // A load balancer asks over the family in which it forwards; the other family may have
-            // other endpoints, or fail. kube-proxy has a server for each family.
-            let family = asked.family.unwrap_or(Family::V4);
-            let check = desired.borrow().checks.get(&service).copied();
-            let count = check.and_then(|check| *check.local_endpoints.get(family));
-            let concerned = PerFamily::each(|of| of == family);
-            let healthy = health.snapshot().is_healthy_for(concerned);
-            answer(&service, count.unwrap_or(0), healthy)
-        };
-        serve(listener, Arc::clone(&connections), Methods::Any, answer).await;
-    }
-}
-
-/// Listens at `place` as soon as it can be bound.
-async fn bound(
-    place: &Place,
-    sockets: &Sockets,
-    listeners: &Listeners,
-    events: &Recorder,
-) -> Socket {
-    let Place { service, address } = place;
-    let address = *address;
-    let mut refusals = 0u32;
-    let mut backoff = Backoff::new(PAUSE, LONGEST_PAUSE);
-    let listener = loop {
-        listeners.in_charge().await;
-        match listeners.listen(address) {
-            Ok(listener) => break listener,
-            Err(error) => {
-                refusals = refusals.saturating_add(1);
-                let why = reason(&error, sockets.other_at(place));
-                if refusals > 1 {
-                    sockets.refuse(place, why.clone());
-                }
-                if refusals == 2 {
-                    let note = format!(
-                        "health-check node port {} cannot be served on {}: {why}; until it can, load balancers do not learn from this node whether it has endpoints of the Service",
-                        address.port(),
-                        address.ip()
-                    );
-                    tracing::error!(%service, "{note}");
-                    events.post(Event {
-                        regarding: Regarding::Service(service.clone()),
-                        severity: Severity::Warning,
-                        reason: "FailedToStartServiceHealthcheck",
-                        action: "Listen",
-                        note,
-                    });
-                }
-                backoff.wait().await;
-            }
-        }
-    };
-    if sockets.mend(place) {
-        tracing::info!(%service, %address, "health-check node port served now")
-    } else {
-        tracing::debug!(%service, %address, "health-check port opened")
-    }
-    listener
-}
-
 /// Explains why an address is not served, with the remedy. `other` is the Service that has it.
 fn reason(error: &io::Error, other: Option<ServiceName>) -> String {
     match (error.kind(), other) {
@@ -318,6 +280,26 @@ fn reason(error: &io::Error, other: Option<ServiceName>) -> String {
              use another one, or create the Service again with another healthCheckNodePort"
         ),
         _ => error.to_string(),
+    }
+}
+
+/// Answers about one Service.
+struct HealthCheck {
+    service: ServiceName,
+    desired: watch::Receiver<Desired>,
+    health: Arc<Health>,
+}
+
+impl Answers for HealthCheck {
+    async fn answer(&self, asked: Asked<'_>) -> Answer {
+        // A load balancer asks over the family in which it forwards; the other family may have
+        // other endpoints, or fail. kube-proxy has a server for each family.
+        let family = asked.family.unwrap_or(Family::V4);
+        let check = self.desired.borrow().checks.get(&self.service).copied();
+        let count = check.and_then(|check| *check.local_endpoints.get(family));
+        let concerned = PerFamily::each(|of| of == family);
+        let healthy = self.health.snapshot().is_healthy_for(concerned);
+        answer(&self.service, count.unwrap_or(0), healthy)
     }
 }
 

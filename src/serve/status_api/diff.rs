@@ -1,14 +1,12 @@
 //! Answers `/v1/diff`.
 
-use std::sync::Arc;
-
 use hyper::StatusCode;
 
 use super::{StatusApi, json, kernel_refusal, refused};
 use crate::{
     config::ModeName,
     runner::question::{self, Compared, Unanswered},
-    serve::http::{Answer, Peer, Reply},
+    serve::http::{Answer, Peer},
     status_api::{Diff, Difference, FamilyDiff, Listed, VERSION},
 };
 
@@ -16,19 +14,17 @@ use crate::{
 const MOST: usize = 1_000;
 
 impl StatusApi {
-    pub(super) fn diff(self: &Arc<Self>, peer: Peer) -> Reply {
+    pub(super) async fn diff(&self, peer: Peer) -> Answer {
         if let Some(answer) = kernel_refusal(peer).or_else(|| self.not_ready()) {
-            return answer.into();
+            return answer;
         }
-        let api = Arc::clone(self);
-        Reply::later(answer(api))
-    }
-}
-
-async fn answer(api: Arc<StatusApi>) -> Answer {
-    match api.questions.compare().await {
-        Ok(compared) => json(&diff(compared, api.about.mode, &api.node_differences(None))),
-        Err(why) => unanswered(why),
+        match self.questions.compare().await {
+            Ok(compared) => {
+                let node = self.node_differences(None);
+                json(&diff(compared, self.about.mode, &node))
+            }
+            Err(why) => unanswered(why),
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Answers `/v1/explain`.
 
-use std::{net::IpAddr, sync::Arc};
+use std::net::IpAddr;
 
 use hyper::StatusCode;
 use net::{Family, Protocol};
@@ -18,7 +18,7 @@ use crate::{
     runner::question::{
         self, Caller, Compared, Difference, ExplainedPacket, Origin, Packet, Reading, Verdict,
     },
-    serve::http::{Answer, Peer, Reply},
+    serve::http::{Answer, Peer},
     status_api::{
         self, Addressee, Destination, Explanation, ExplanationList, Listed, NoEndpoints, Object,
         VERSION,
@@ -29,19 +29,41 @@ use crate::{
 const MOST: usize = 100;
 
 impl StatusApi {
-    pub(super) fn explain(self: &Arc<Self>, query: &str, peer: Peer) -> Reply {
+    pub(super) async fn explain(&self, query: &str, peer: Peer) -> Answer {
         let asked = match read(query) {
             Ok(asked) => asked,
-            Err(why) => return refused(StatusCode::BAD_REQUEST, why).into(),
+            Err(why) => return refused(StatusCode::BAD_REQUEST, why),
         };
         let refusal = match asked.reading {
             Reading::Whole => kernel_refusal(peer),
             Reading::Nothing => None,
         };
         if let Some(answer) = refusal.or_else(|| self.not_ready()) {
-            return answer.into();
+            return answer;
         }
-        Reply::later(answer(Arc::clone(self), asked))
+        let packets = match self.packets(&asked) {
+            Ok(packets) => packets,
+            Err(unresolved) => return refused(unresolved.status, unresolved.why),
+        };
+        let explained = match self.questions.explain(packets, asked.reading).await {
+            Ok(explained) => explained,
+            Err(why) => return unanswered(why),
+        };
+        let mut items = Vec::new();
+        for packet in explained.packets {
+            match explained_packet(self, packet, explained.compared.as_ref()).await {
+                Ok(explanation) => items.push(explanation),
+                Err(answer) => return answer,
+            }
+        }
+        match (&asked.to, &*items) {
+            (Addressee::Address(_), [one]) => json(one),
+            _ => json(&ExplanationList {
+                api_version: VERSION.to_owned(),
+                kind: "ExplanationList".to_owned(),
+                items,
+            }),
+        }
     }
 
     /// Returns the packets to explain; for a Service, one for each of its cluster IPs.
@@ -126,9 +148,7 @@ pub(super) fn read(query: &str) -> Result<Asked, String> {
 }
 
 pub(super) fn named(protocol: &str) -> Result<Protocol, String> {
-    let mut all = Protocol::ALL.into_iter();
-    let found = all.find(|known| known.name().eq_ignore_ascii_case(protocol));
-    found.ok_or_else(|| "protocol is tcp, udp or sctp".to_owned())
+    Protocol::named(protocol).ok_or_else(|| "protocol is tcp, udp or sctp".to_owned())
 }
 
 fn caller(value: &str) -> Result<Caller, String> {
@@ -144,32 +164,6 @@ fn caller(value: &str) -> Result<Caller, String> {
             Caller::At(ip.to_canonical())
         }
     })
-}
-
-async fn answer(api: Arc<StatusApi>, asked: Asked) -> Answer {
-    let packets = match api.packets(&asked) {
-        Ok(packets) => packets,
-        Err(unresolved) => return refused(unresolved.status, unresolved.why),
-    };
-    let explained = match api.questions.explain(packets, asked.reading).await {
-        Ok(explained) => explained,
-        Err(why) => return unanswered(why),
-    };
-    let mut items = Vec::new();
-    for packet in explained.packets {
-        match explained_packet(&api, packet, explained.compared.as_ref()).await {
-            Ok(explanation) => items.push(explanation),
-            Err(answer) => return answer,
-        }
-    }
-    match (&asked.to, &*items) {
-        (Addressee::Address(_), [one]) => json(one),
-        _ => json(&ExplanationList {
-            api_version: VERSION.to_owned(),
-            kind: "ExplanationList".to_owned(),
-            items,
-        }),
-    }
 }
 
 /// Explains a packet, or returns the answer that says why that is impossible. `compared` is `None`

@@ -31,7 +31,7 @@ pub use self::{
     traffic::{PortTraffic, TrafficSource},
 };
 use super::{
-    http::{Answer, Asked, Peer, Reply},
+    http::{Answer, Asked, Peer},
     listeners::Listeners,
     service_health::HealthListeners,
 };
@@ -107,25 +107,31 @@ pub struct About {
 
 impl StatusApi {
     /// Answers a request; 403 for a client that is neither on this node nor authorized.
-    pub(super) fn answer(self: &Arc<Self>, asked: Asked<'_>) -> Reply {
+    pub(super) async fn answer(&self, asked: Asked<'_>) -> Answer {
         if let Some(refusal) = refusal(asked.peer) {
-            return refusal.into();
+            return refusal;
         }
         match (asked.path, asked.path.strip_prefix(SERVICES_PATH)) {
-            (DIFF_PATH, _) => self.diff(asked.peer),
-            (EXPLAIN_PATH, _) => self.explain(asked.query, asked.peer),
+            (STATUS_PATH, _) => json(&self.status()),
+            (HEALTH_PATH, _) => json(&self.health()),
+            (SYNCS_PATH, _) => json(&self.syncs()),
+            (DIALS_PATH, _) => self.dials(asked.query),
+            (DIFF_PATH, _) => self.diff(asked.peer).await,
+            (EXPLAIN_PATH, _) => self.explain(asked.query, asked.peer).await,
             (_, Some(path)) if path.is_empty() || path.starts_with('/') => {
-                let Some(refreshed) = self.traffic.refresh() else {
-                    return self.services(path, asked.query).into();
-                };
-                let (api, path, query) =
-                    (Arc::clone(self), path.to_owned(), asked.query.to_owned());
-                Reply::later(async move {
+                if let Some(refreshed) = self.traffic.refresh() {
                     refreshed.await;
-                    api.services(&path, &query)
-                })
+                }
+                self.services(path, asked.query)
             }
-            _ => self.answer_at_once(asked).into(),
+            _ => refused(
+                StatusCode::NOT_FOUND,
+                format!(
+                    "there are {STATUS_PATH}, {HEALTH_PATH}, {SYNCS_PATH}, {DIFF_PATH}, \
+                     {EXPLAIN_PATH}, {DIALS_PATH}, {SERVICES_PATH}, {SERVICES_PATH}/NAMESPACE and \
+                     {SERVICES_PATH}/NAMESPACE/NAME"
+                ),
+            ),
         }
     }
 
@@ -151,23 +157,6 @@ impl StatusApi {
                 trouble.why
             )
         })
-    }
-
-    fn answer_at_once(&self, asked: Asked<'_>) -> Answer {
-        match asked.path {
-            STATUS_PATH => json(&self.status()),
-            HEALTH_PATH => json(&self.health()),
-            SYNCS_PATH => json(&self.syncs()),
-            DIALS_PATH => self.dials(asked.query),
-            _ => refused(
-                StatusCode::NOT_FOUND,
-                format!(
-                    "there are {STATUS_PATH}, {HEALTH_PATH}, {SYNCS_PATH}, {DIFF_PATH}, \
-                     {EXPLAIN_PATH}, {DIALS_PATH}, {SERVICES_PATH}, {SERVICES_PATH}/NAMESPACE and \
-                     {SERVICES_PATH}/NAMESPACE/NAME"
-                ),
-            ),
-        }
     }
 }
 

@@ -8,7 +8,7 @@ use net::PerFamily;
 use super::{StatusApi, json, refused, status};
 use crate::{
     runner::health::Health,
-    serve::http::{Asked, Reply},
+    serve::http::{Answer, Answers, Asked},
     status_api::HEALTH_PATH,
 };
 
@@ -34,17 +34,19 @@ impl StartingApi {
         // It is set only once.
         let _ = self.api.set(api);
     }
+}
 
-    pub(in crate::serve) fn answer(&self, asked: Asked<'_>) -> Reply {
+impl Answers for StartingApi {
+    async fn answer(&self, asked: Asked<'_>) -> Answer {
         match self.api.get() {
-            Some(api) => api.answer(asked),
+            Some(api) => api.answer(asked).await,
             None if asked.path == HEALTH_PATH => {
-                json(&status::health(&PerFamily::default(), &self.health)).into()
+                json(&status::health(&PerFamily::default(), &self.health))
             }
             None => {
                 let why = "this process is starting and has not examined the kernel yet; its log \
                            says what it waits for";
-                refused(StatusCode::SERVICE_UNAVAILABLE, why).into()
+                refused(StatusCode::SERVICE_UNAVAILABLE, why)
             }
         }
     }
