@@ -24,6 +24,11 @@ impl ModeName {
         ModeName::Userspace,
     ];
 
+    /// Returns the mode of that name.
+    pub fn named(name: &str) -> Option<ModeName> {
+        ModeName::ALL.into_iter().find(|mode| mode.name() == name)
+    }
+
     /// Returns the name.
     pub const fn name(self) -> &'static str {
         match self {

@@ -42,12 +42,7 @@ impl Given {
     /// The mode that kube-proxy runs with it: iptables if none is named (`getProxyMode` of
     /// `cmd/kube-proxy/app/server_linux.go`).
     pub fn kube_proxy_mode(&self) -> ModeName {
-        match self.mode.as_str() {
-            "ipvs" => ModeName::Ipvs,
-            "nftables" => ModeName::Nftables,
-            "userspace" => ModeName::Userspace,
-            _ => ModeName::Iptables,
-        }
+        ModeName::named(&self.mode).unwrap_or(ModeName::Iptables)
     }
 
     fn new(origin: String, settings: Settings) -> Given {

@@ -63,10 +63,10 @@ fn differences(text: &mut String, report: &Report, wide: bool) {
         &[Importance::Difference]
     };
     for &importance in shown {
-        for (heading, of) in sections(decisive, wide) {
+        for (heading, mode) in sections(decisive, wide) {
             let rows = report.differences.iter();
             let rows: Vec<&Row> = rows
-                .filter(|row| row.importance == importance && of.is(row))
+                .filter(|row| row.importance == importance && is_in_section(row, mode))
                 .collect();
             if rows.is_empty() {
                 continue;
@@ -114,37 +114,26 @@ fn kernel(text: &mut String, report: &Report, wide: bool) {
     }
 }
 
-/// The rows of a section.
-enum Of {
-    /// Those that apply in every mode.
-    All,
-    /// Those that apply in this mode, but not in all modes.
-    One(String),
-}
-
-impl Of {
-    fn is(&self, row: &Row) -> bool {
-        let all = row.modes.len() == ModeName::ALL.len();
-        match self {
-            Of::All => all,
-            Of::One(mode) => !all && row.modes.contains(mode),
-        }
-    }
+/// Returns whether `row` belongs in the section of this mode: that of the rows that apply in it, but
+/// not in all modes; `None`: that of the rows that apply in every mode.
+fn is_in_section(row: &Row, mode: Option<&str>) -> bool {
+    let all = row.modes.len() == ModeName::ALL.len();
+    mode.map_or(all, |mode| !all && row.modes.iter().any(|of| of == mode))
 }
 
 /// Returns the sections: first those of the decisive mode.
-fn sections(decisive: Option<&str>, wide: bool) -> Vec<(String, Of)> {
+fn sections(decisive: Option<&str>, wide: bool) -> Vec<(String, Option<&'static str>)> {
     let modes = modes(decisive, wide).into_iter();
-    let mut sections = vec![("in every mode".to_owned(), Of::All)];
-    sections.extend(modes.map(|(mode, heading)| (heading, Of::One(mode))));
+    let mut sections = vec![("in every mode".to_owned(), None)];
+    sections.extend(modes.map(|(mode, heading)| (heading, Some(mode))));
     sections
 }
 
 /// The decisive mode with its heading; if `wide`, followed by the other modes.
-fn modes(decisive: Option<&str>, wide: bool) -> Vec<(String, String)> {
+fn modes(decisive: Option<&str>, wide: bool) -> Vec<(&'static str, String)> {
     let decides = |mode: &str| Some(mode) == decisive;
     let all = ModeName::ALL.map(ModeName::name).into_iter();
-    let mut modes: Vec<&str> = all.filter(|mode| wide || decides(mode)).collect();
+    let mut modes: Vec<&'static str> = all.filter(|mode| wide || decides(mode)).collect();
     modes.sort_by_key(|mode| !decides(mode));
     let each = modes.into_iter().map(|mode| {
         let heading = if decides(mode) {
@@ -152,7 +141,7 @@ fn modes(decisive: Option<&str>, wide: bool) -> Vec<(String, String)> {
         } else {
             format!("in {mode} mode, if that is chosen")
         };
-        (mode.to_owned(), heading)
+        (mode, heading)
     });
     each.collect()
 }

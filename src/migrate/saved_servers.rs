@@ -75,8 +75,7 @@ fn element(member: &str) -> Option<Element> {
         return Some(Element::Port(port));
     }
     let (protocol, port) = parts.next()?.split_once(':')?;
-    let mut all = Protocol::ALL.into_iter();
-    let protocol = all.find(|known| known.name().eq_ignore_ascii_case(protocol))?;
+    let protocol = Protocol::named(protocol)?;
     let (ip, port) = (first.parse().ok()?, port.parse().ok()?);
     Some(Element::ip_port(ip, protocol.number(), port))
 }

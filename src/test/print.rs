@@ -17,10 +17,10 @@ pub(super) fn text(report: &Report, output: Output) -> Result<String, String> {
 fn lines(report: &Report) -> String {
     let heading = ["", "CHECK", "SERVICEPORT", "TO", "FROM", "PROMISED", "SEEN"];
     let mut rows = vec![heading.map(str::to_owned)];
-    rows.extend(report.checks().iter().map(cells));
-    let mut lines = vec![format!("{} mode", report.mode())];
-    lines.extend(report.notes().iter().cloned());
-    let faults = report.faults().iter();
+    rows.extend(report.checks.iter().map(cells));
+    let mut lines = vec![format!("{} mode", report.mode)];
+    lines.extend(report.notes.iter().cloned());
+    let faults = report.faults.iter();
     lines.extend(faults.map(|fault| format!("not tried: {fault}")));
     lines.push(String::new());
     lines.extend(table::lines(&rows));

@@ -15,15 +15,15 @@ pub struct Report {
     api_version: &'static str,
     kind: &'static str,
     /// The tested mode.
-    mode: String,
+    pub(super) mode: String,
     /// Notes about the whole test.
-    notes: Vec<String>,
+    pub(super) notes: Vec<String>,
     /// Why parts of the folder cannot be used, so that they were not tested.
-    faults: Vec<String>,
+    pub(super) faults: Vec<String>,
     passed: usize,
     failed: usize,
     skipped: usize,
-    checks: Vec<Check>,
+    pub(super) checks: Vec<Check>,
 }
 
 /// One promise of a mode, and its result.
@@ -129,16 +129,6 @@ impl Report {
         }
     }
 
-    /// Adds notes.
-    pub fn with_notes(self, notes: Vec<String>) -> Report {
-        Report { notes, ..self }
-    }
-
-    /// Adds the faults of the folder.
-    pub fn with_faults(self, faults: Vec<String>) -> Report {
-        Report { faults, ..self }
-    }
-
     /// The exit status: 0 if every tested promise was kept, 1 if one was not, or the folder has
     /// faults, 2 if none could be tested.
     pub fn status(&self) -> ExitCode {
@@ -147,22 +137,6 @@ impl Report {
             (_, 0, true) => ExitCode::SUCCESS,
             _ => ExitCode::FAILURE,
         }
-    }
-
-    pub(super) fn mode(&self) -> &str {
-        &self.mode
-    }
-
-    pub(super) fn notes(&self) -> &[String] {
-        &self.notes
-    }
-
-    pub(super) fn faults(&self) -> &[String] {
-        &self.faults
-    }
-
-    pub(super) fn checks(&self) -> &[Check] {
-        &self.checks
     }
 
     /// Writes the last sentence of the report.

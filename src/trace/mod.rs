@@ -10,7 +10,6 @@ mod words;
 
 use std::{
     collections::HashMap,
-    fs,
     io::{self, Write},
     net::{IpAddr, SocketAddr},
     process::ExitCode,
@@ -29,6 +28,7 @@ use netlink::{
 use nftables::{RuleSummary, TraceTarget, TracedChain, TracedStep, Tracer};
 use nix::{errno::Errno, net::if_::if_indextoname};
 use tokio::time;
+use xtables::legacy_tables;
 
 use self::{
     pairs::{Asker, Pairs},
@@ -107,8 +107,7 @@ async fn target(asked: &Trace) -> Result<TraceTarget, String> {
             all.join(" or ")
         ));
     };
-    let mut all = Protocol::ALL.into_iter();
-    let protocol = all.find(|known| known.name().eq_ignore_ascii_case(protocol));
+    let protocol = Protocol::named(protocol);
     Ok(TraceTarget {
         to: *to,
         protocol: protocol.ok_or("the Service has a port of an unknown protocol")?,
@@ -389,16 +388,6 @@ impl Tracing<'_> {
         self.summary.add(&report);
         print::print(&report, self.asked.common.format.output)
     }
-}
-
-/// Returns the legacy tables of `family` that exist.
-fn legacy_tables(family: Family) -> Vec<String> {
-    let names = match family {
-        Family::V4 => "/proc/thread-self/net/ip_tables_names",
-        Family::V6 => "/proc/thread-self/net/ip6_tables_names",
-    };
-    let names = fs::read_to_string(names).unwrap_or_default();
-    names.split_ascii_whitespace().map(str::to_owned).collect()
 }
 
 fn privileges(error: &netlink::Error) -> String {

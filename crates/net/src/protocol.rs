@@ -36,6 +36,12 @@ impl Protocol {
         all.find(|protocol| protocol.number() == number)
     }
 
+    /// Returns the protocol of that name, in upper or lower case.
+    pub fn named(name: &str) -> Option<Protocol> {
+        let mut all = Protocol::ALL.into_iter();
+        all.find(|protocol| protocol.name().eq_ignore_ascii_case(name))
+    }
+
     /// Returns the name that Kubernetes has for it.
     pub fn name(self) -> &'static str {
         match self {

@@ -40,23 +40,29 @@ struct Signs {
     rules: usize,
 }
 
+/// Returns the legacy tables of `family` that exist.
+pub fn legacy_tables(family: Family) -> Vec<String> {
+    let list = match family {
+        Family::V4 => "/proc/thread-self/net/ip_tables_names",
+        Family::V6 => "/proc/thread-self/net/ip6_tables_names",
+    };
+    let names = fs::read_to_string(list).unwrap_or_default();
+    names.lines().map(str::to_owned).collect()
+}
+
 impl Engine {
     /// Returns whether it holds `table` of `family` already. Reading a legacy table
     /// through its program would create it.
     pub fn has_table(self, family: Family, table: &str) -> bool {
-        let list = match (self, family) {
-            (Engine::NfTables, _) => {
-                let tables = nftables::Rules::open().and_then(|mut rules| rules.tables(family));
-                // If the kernel cannot be asked here, the program may still see the table; if the
-                // program fails, too, its message explains best why.
-                return tables.map_or(true, |tables| {
-                    tables.iter().any(|known| known.name == table)
-                });
-            }
-            (Engine::Legacy, Family::V4) => "/proc/thread-self/net/ip_tables_names",
-            (Engine::Legacy, Family::V6) => "/proc/thread-self/net/ip6_tables_names",
-        };
-        fs::read_to_string(list).is_ok_and(|names| names.lines().any(|name| name == table))
+        if self == Engine::Legacy {
+            return legacy_tables(family).iter().any(|name| name == table);
+        }
+        let tables = nftables::Rules::open().and_then(|mut rules| rules.tables(family));
+        // If the kernel cannot be asked here, the program may still see the table; if the program
+        // fails, too, its message explains best why.
+        tables.map_or(true, |tables| {
+            tables.iter().any(|known| known.name == table)
+        })
     }
 
     /// Lists the tables of `family` that are worth reading for chains that `concern` the caller, by

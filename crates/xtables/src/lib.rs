@@ -33,7 +33,7 @@ use net::Family;
 use netlink::scratch::{self, NoScratch};
 
 pub use self::{
-    engine::{Engine, HINTS, Search},
+    engine::{Engine, HINTS, Search, legacy_tables},
     engines::Engines,
     error::Error,
     toolkit::Toolkit,

@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     ask,
+    config::ModeName,
     status_api::{ServicePort, Status},
 };
 
@@ -97,10 +98,8 @@ pub async fn set_up(
         own.extend(made.service);
         not_made.extend(made.without);
     }
-    let modes = crate::config::ModeName::ALL;
-    let mode = modes.into_iter().find(|of| of.name() == running.mode.name);
     let mut stage = Stage {
-        mode: mode.ok_or_else(|| {
+        mode: ModeName::named(&running.mode.name).ok_or_else(|| {
             let name = &running.mode.name;
             format!("what {name} mode promises is not known: use a tripod of the same version")
         })?,

@@ -89,9 +89,9 @@ pub(super) async fn run(asked: &FolderTest) -> Result<Report, String> {
             "more than {THOROUGH} checks: each ends when every endpoint has answered once"
         ));
     }
-    Ok(Report::new(mode, checks)
-        .with_notes(notes)
-        .with_faults(faults))
+    let mut report = Report::new(mode, checks);
+    (report.notes, report.faults) = (notes, faults);
+    Ok(report)
 }
 
 /// Returns the running mode.
@@ -100,8 +100,8 @@ pub(super) async fn run(asked: &FolderTest) -> Result<Report, String> {
 /// When a different one was requested in `asked`.
 fn mode(status: &Status, asked: Option<ModeName>) -> Result<ModeName, String> {
     let runs = &status.mode.name;
-    let mode = ModeName::ALL.into_iter().find(|mode| mode.name() == runs);
-    let mode = mode.ok_or_else(|| format!("Tripod runs in a mode of another version: {runs}"))?;
+    let mode = ModeName::named(runs)
+        .ok_or_else(|| format!("Tripod runs in a mode of another version: {runs}"))?;
     match asked.filter(|asked| *asked != mode) {
         None => Ok(mode),
         Some(asked) => Err(format!(
