@@ -38,7 +38,8 @@ impl Plugin {
         let kubectl = folder.join("kubectl");
         fs::write(&kubectl, KUBECTL).expect("a file");
         fs::set_permissions(&kubectl, fs::Permissions::from_mode(0o755)).expect("its mode");
-        let nodes = ["broken", "new", "node"].map(|name| json!({"metadata": {"name": name}}));
+        let nodes = ["broken", "new", "node"]
+            .map(|name| json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}));
         let plugin = Plugin(folder.into());
         plugin.answer("pods", &json!({"items": pods}));
         plugin.answer("nodes", &json!({"items": nodes}));
@@ -69,6 +70,7 @@ impl Plugin {
 
 fn pod(name: &str, node: &str) -> Value {
     json!({
+        "apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": name, "creationTimestamp": "2026-01-01T00:00:00Z"},
         "spec": {"nodeName": node, "containers": [{"name": "kube-proxy"}]},
         "status": {"phase": "Running"},

@@ -5,33 +5,19 @@ use std::{
     thread,
 };
 
-use serde::{Deserialize, Serialize};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use serde::Serialize;
 
 use super::{
     super::{document, table, times::ago},
-    Kubectl, Terminal,
+    Items, Kubectl, Terminal,
     command_line::Asked,
-    pods::{self, Pod},
+    pods,
 };
 use crate::{cli, status_api::Status};
 
 /// Number of nodes that are asked at the same time.
 const AT_ONCE: usize = 16;
-
-#[derive(Debug, Deserialize)]
-struct Nodes {
-    items: Vec<Node>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Node {
-    metadata: NodeMetadata,
-}
-
-#[derive(Debug, Deserialize)]
-struct NodeMetadata {
-    name: String,
-}
 
 /// The status of a node, or why there is none.
 #[derive(Debug, Serialize)]
@@ -106,13 +92,12 @@ pub(super) fn print(asked: &Asked) -> Result<ExitCode, String> {
         all.extend(at_once(kubectl, some));
     }
     // Not everyone may list nodes.
-    let Nodes { items } = kubectl
-        .get(&["nodes"])
-        .unwrap_or(Nodes { items: Vec::new() });
-    for Node { metadata } in items {
-        if !all.iter().any(|one| one.node == metadata.name) {
+    let nodes = kubectl.get::<Items<Node>>(&["nodes"]);
+    let nodes = nodes.map(|nodes| nodes.items).unwrap_or_default();
+    for name in nodes.into_iter().filter_map(|node| node.metadata.name) {
+        if !all.iter().any(|one| one.node == name) {
             let why = "no pod of Tripod runs there".to_owned();
-            all.push(OfNode::new(metadata.name, Err(why)));
+            all.push(OfNode::new(name, Err(why)));
         }
     }
     if all.is_empty() {

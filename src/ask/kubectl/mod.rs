@@ -13,13 +13,11 @@ use std::{
     process::{Command, ExitCode, Stdio},
 };
 
-use serde::de::DeserializeOwned;
+use k8s_openapi::api::core::v1::Pod;
+use serde::{Deserialize, de::DeserializeOwned};
 
 pub use self::command_line::command;
-use self::{
-    command_line::{Asked, Target},
-    pods::Pod,
-};
+use self::command_line::{Asked, Target};
 use super::UNREACHABLE;
 use crate::cli;
 
@@ -71,6 +69,12 @@ enum Terminal {
     OfUser,
 }
 
+/// A list, as kubectl prints it.
+#[derive(Deserialize)]
+struct Items<T> {
+    items: Vec<T>,
+}
+
 /// How kubectl reaches the cluster, and where Tripod's pods are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Kubectl {
@@ -111,15 +115,16 @@ impl Kubectl {
             Some((namespace, name)) => self.get(&["pod", name, "--namespace", namespace])?,
             None => self.get(&["pod", pod])?,
         };
-        let node = object.spec.node_name;
+        let node = pods::node(&object).cloned();
         node.ok_or_else(|| format!("pod {pod} has no node yet"))
     }
 
     /// Builds the command that runs `tripod` with these arguments in a pod.
     fn exec(&self, pod: &Pod, terminal: Terminal, arguments: &[OsString]) -> Command {
         let mut command = self.command();
-        command.args(["exec", "--namespace", &self.namespace, &pod.metadata.name]);
-        command.args(["--container", pod.container()]);
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        command.args(["exec", "--namespace", &self.namespace, name]);
+        command.args(["--container", pods::container(pod)]);
         let is_interactive = || io::stdin().is_terminal() && io::stdout().is_terminal();
         if terminal == Terminal::OfUser && is_interactive() {
             command.args(["--stdin", "--tty"]);

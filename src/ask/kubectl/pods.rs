@@ -1,81 +1,38 @@
 //! The pods of Tripod, as kubectl prints them.
 
-use serde::Deserialize;
+use k8s_openapi::api::core::v1::Pod;
 
-use super::Kubectl;
+use super::{Items, Kubectl};
 
-#[derive(Debug, Deserialize)]
-struct Pods {
-    items: Vec<Pod>,
+/// Returns the name of the node on which a pod runs.
+pub(super) fn node(pod: &Pod) -> Option<&String> {
+    pod.spec.as_ref()?.node_name.as_ref()
 }
 
-/// The fields of a pod that are read.
-#[derive(Clone, Debug, Deserialize)]
-pub(super) struct Pod {
-    pub(super) metadata: Metadata,
-    pub(super) spec: Spec,
-    #[serde(default)]
-    status: PodStatus,
+/// Returns the container with Tripod: the one of kube-proxy's name, or the first.
+pub(super) fn container(pod: &Pod) -> &str {
+    let mut all = pod.spec.iter().flat_map(|spec| &spec.containers);
+    let named = all.clone().find(|container| container.name == "kube-proxy");
+    named.or(all.next()).map_or("", |container| &container.name)
 }
 
-#[derive(Clone, Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct Metadata {
-    pub(super) name: String,
-    #[serde(default)]
-    creation_timestamp: String,
-    deletion_timestamp: Option<String>,
+/// Returns whether a command can be run in it.
+fn runs(pod: &Pod) -> bool {
+    let phase = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
+    phase == Some("Running")
 }
 
-#[derive(Clone, Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct Spec {
-    pub(super) node_name: Option<String>,
-    #[serde(default)]
-    containers: Vec<Container>,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-struct Container {
-    name: String,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-struct PodStatus {
-    #[serde(default)]
-    phase: String,
-    #[serde(default)]
-    conditions: Vec<Condition>,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-struct Condition {
-    #[serde(rename = "type")]
-    kind: String,
-    status: String,
-}
-
-impl Pod {
-    /// Returns the container with Tripod: the one of kube-proxy's name, or the first.
-    pub(super) fn container(&self) -> &str {
-        let mut all = self.spec.containers.iter();
-        let named = all.clone().find(|container| container.name == "kube-proxy");
-        named.or(all.next()).map_or("", |container| &container.name)
-    }
-
-    /// Returns whether a command can be run in it.
-    fn runs(&self) -> bool {
-        self.status.phase == "Running"
-    }
-
-    /// Orders pods of one node: during a rollout there may be two, and the newer one serves once it
-    /// is ready.
-    fn rank(&self) -> (bool, bool, &str) {
-        let ready = |one: &Condition| one.kind == "Ready" && one.status == "True";
-        let is_ready = self.status.conditions.iter().any(ready);
-        let stays = self.metadata.deletion_timestamp.is_none();
-        (is_ready, stays, &self.metadata.creation_timestamp)
-    }
+/// Orders pods of one node: during a rollout there may be two, and the newer one serves once it is
+/// ready.
+fn rank(pod: &Pod) -> impl Ord {
+    let conditions = pod.status.iter().flat_map(|status| &status.conditions);
+    let mut conditions = conditions.flatten();
+    let is_ready = conditions.any(|one| one.type_ == "Ready" && one.status == "True");
+    let stays = pod.metadata.deletion_timestamp.is_none();
+    (is_ready, stays, pod.metadata.creation_timestamp.clone())
 }
 
 /// Returns the pod that serves each node that has one, by the nodes' names.
@@ -84,18 +41,18 @@ impl Pod {
 /// When kubectl cannot list them.
 pub(super) fn all(kubectl: &Kubectl) -> Result<Vec<(String, Pod)>, String> {
     let (namespace, selector) = (&kubectl.namespace, &kubectl.selector);
-    let Pods { items } = kubectl.get(&["pods", "-n", namespace, "-l", selector])?;
+    let Items { items } = kubectl.get(&["pods", "-n", namespace, "-l", selector])?;
     Ok(serving(items))
 }
 
 fn serving(mut pods: Vec<Pod>) -> Vec<(String, Pod)> {
-    pods.retain(Pod::runs);
+    pods.retain(runs);
     pods.sort_by(|one, other| {
-        let by_node = one.spec.node_name.cmp(&other.spec.node_name);
-        by_node.then_with(|| other.rank().cmp(&one.rank()))
+        let by_node = node(one).cmp(&node(other));
+        by_node.then_with(|| rank(other).cmp(&rank(one)))
     });
-    pods.dedup_by(|one, before| one.spec.node_name == before.spec.node_name);
-    let with_node = |pod: Pod| Some((pod.spec.node_name.clone()?, pod));
+    pods.dedup_by(|one, before| node(one) == node(before));
+    let with_node = |pod: Pod| Some((node(&pod)?.clone(), pod));
     pods.into_iter().filter_map(with_node).collect()
 }
 
@@ -157,6 +114,7 @@ mod tests {
     fn the_pod_that_serves_is_found() {
         let pod = |name: &str, node: &str, phase: &str, ready: &str, age: &str| {
             json!({
+                "apiVersion": "v1", "kind": "Pod",
                 "metadata": {"name": name, "creationTimestamp": age},
                 "spec": {"nodeName": node, "containers": [{"name": "sidecar"}, {"name": "kube-proxy"}]},
                 "status": {"phase": phase, "conditions": [{"type": "Ready", "status": ready}]},
@@ -173,13 +131,13 @@ mod tests {
         let found = serving(pods.into());
         let named: Vec<_> = found
             .iter()
-            .map(|(node, pod)| (&**node, &*pod.metadata.name, pod.container()))
+            .map(|(node, pod)| (&**node, pod.metadata.name.as_deref(), container(pod)))
             .collect();
         assert_eq!(
             named,
             [
-                ("one", "new", "kube-proxy"),
-                ("three", "alone", "kube-proxy")
+                ("one", Some("new"), "kube-proxy"),
+                ("three", Some("alone"), "kube-proxy")
             ]
         );
     }
