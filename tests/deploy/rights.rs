@@ -8,7 +8,7 @@ use kube::client::Body;
 use tripod::{
     api_client::Access,
     events::{self, Event, Recorder},
-    watch::api::{self, CALLS, Settings},
+    watch::api::{self, Settings},
 };
 
 use super::documents;
@@ -20,12 +20,22 @@ fn right(group: &str, resource: &str, verb: &str) -> Right {
     (group.to_owned(), resource.to_owned(), verb.to_owned())
 }
 
+/// All calls that the program makes. `deploy/kustomize/base/rbac.yaml` allows them.
 fn listed() -> BTreeSet<Right> {
-    let rights = CALLS.iter().flat_map(|call| {
-        let verbs = call.verbs.iter();
-        verbs.map(|verb| right(call.group, call.resource, verb))
-    });
-    rights.collect()
+    let watched = [
+        ("", "services"),
+        ("discovery.k8s.io", "endpointslices"),
+        ("", "nodes"),
+        // Only in nftables mode.
+        ("networking.k8s.io", "servicecidrs"),
+    ];
+    let watched = watched.map(|(group, name)| (group, name, ["list", "watch"]));
+    // Created, and patched when they repeat.
+    let events = ("events.k8s.io", "events", ["create", "patch"]);
+    let calls = watched.into_iter().chain([events]);
+    calls
+        .flat_map(|(group, name, verbs)| verbs.map(|verb| right(group, name, verb)))
+        .collect()
 }
 
 fn role() -> (ClusterRole, ClusterRoleBinding) {

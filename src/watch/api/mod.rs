@@ -6,7 +6,7 @@
 //! and the changes that were not sent yet; this file combines the kinds and sends batches.
 //!
 //! # Calls
-//! [`CALLS`] lists all calls; RBAC must allow these and no others. Services and EndpointSlices are
+//! RBAC must allow the following calls and no others (`tests/deploy/rights.rs`). Services and EndpointSlices are
 //! requested in all namespaces, with a label selector; this node's own Node with the field selector
 //! `metadata.name`, never by `get`. Other Nodes change every few seconds in a large cluster: they
 //! are requested only if their weights count, and then only their metadata.
@@ -44,7 +44,6 @@ use crate::{
 };
 
 mod ask;
-mod calls;
 mod follow;
 mod intake;
 mod kind;
@@ -56,8 +55,6 @@ mod splitter;
 
 #[cfg(fuzzing)]
 pub use intake::read_anything;
-
-pub use calls::{CALLS, Call};
 
 /// Changes within a short time become one batch: a roll-out changes objects in pairs, a Service
 /// with its slice or one slice with the next.
