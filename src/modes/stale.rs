@@ -310,7 +310,9 @@ mod tests {
     use serde::de::DeserializeOwned;
 
     use super::*;
-    use crate::services::{EndpointSlice, Event, Former, Names, Service, Tracker};
+    use crate::services::{
+        EndpointSlice, Event, Former, Loopback, Names, Object, Service, Tracker,
+    };
 
     fn yaml<T: DeserializeOwned>(text: &str) -> T {
         serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{text}\n{error}"))
@@ -334,10 +336,10 @@ mod tests {
         ));
         let mut names = Names::default();
         let service = Service::reduce(&service, &mut names).expect("a Service");
-        let slice = EndpointSlice::reduce(&slice, &mut names).expect("a slice");
+        let slice = EndpointSlice::reduce(&slice, Loopback::Refused, &mut names).expect("a slice");
         [
-            Event::Service(Arc::new(service.object)),
-            Event::EndpointSlice(Arc::new(slice.object)),
+            Event::Changed(Object::Service(Arc::new(service.object))),
+            Event::Changed(Object::EndpointSlice(Arc::new(slice.object))),
         ]
     }
 

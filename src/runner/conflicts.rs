@@ -83,7 +83,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::services::{Event as ObjectEvent, Names, Service, Tracker};
+    use crate::services::{Event as ObjectEvent, Names, Object, Service, Tracker};
 
     #[test]
     fn each_is_reported_once_until_it_ends() {
@@ -97,7 +97,7 @@ mod tests {
             });
             let object = serde_json::from_value(object).unwrap();
             let reduced = Service::reduce(&object, &mut Names::default()).unwrap();
-            ObjectEvent::Service(Arc::new(reduced.object))
+            ObjectEvent::Changed(Object::Service(Arc::new(reduced.object)))
         };
         let mut apply = |event: ObjectEvent| {
             let changes = tracker.apply([event]);

@@ -55,7 +55,7 @@ use self::{
 use crate::{
     events::Recorder,
     modes::{Mode, SyncError, SyncReport},
-    services::{Batch, Changes, Event, Owner, ServiceMap, Tracker},
+    services::{Batch, Changes, Event, Object, ObjectName, Owner, ServiceMap, Tracker},
 };
 
 /// Time to the next sync while addresses stay for their last connections.
@@ -254,22 +254,19 @@ impl<M: Mode> Runner<M> {
     fn fold(&mut self, batch: Batch) {
         let mut events = Events::default();
         for event in &batch.events {
+            if let Event::Changed(Object::EndpointSlice(slice)) = event
+                && let Owner::Service(service) = &slice.owner
+                && let Some(at) = slice.trigger.time()
+            {
+                self.triggers.add(service, at);
+            }
             match event {
-                Event::Service(_) | Event::ServiceGone(_) => events.services += 1,
-                Event::EndpointSlice(slice) => {
-                    events.slices += 1;
-                    if let Owner::Service(service) = &slice.owner
-                        && let Some(at) = slice.trigger.time()
-                    {
-                        self.triggers.add(service, at);
-                    }
+                Event::Changed(Object::Service(_)) | Event::Gone(ObjectName::Service(_)) => {
+                    events.services += 1;
                 }
-                Event::EndpointSliceGone(_) => events.slices += 1,
-                Event::Node(_)
-                | Event::NodeGone(_)
-                | Event::ServiceCidr(_)
-                | Event::ServiceCidrGone(_)
-                | Event::Ejected(_) => {}
+                Event::Changed(Object::EndpointSlice(_))
+                | Event::Gone(ObjectName::EndpointSlice(_)) => events.slices += 1,
+                _ => {}
             }
         }
         let changes = self.tracker.apply(batch.events);

@@ -181,7 +181,7 @@ mod tests {
     use crate::{
         log::lines,
         services::{
-            Event, Names, Preferences, Service, Tracker,
+            Event, Loopback, Names, Object, Preferences, Service, Tracker,
             service_ports::{port_name, service_port},
         },
     };
@@ -279,13 +279,13 @@ mod tests {
             "endpoints": (0..200).map(|n| json!({"addresses": [format!("10.1.0.{n}")]})).collect::<Vec<_>>(),
         });
         let slice = serde_json::from_value(slice).expect("a slice");
-        let slice = crate::services::EndpointSlice::reduce(&slice, names)
+        let slice = crate::services::EndpointSlice::reduce(&slice, Loopback::Refused, names)
             .expect("a good one")
             .object;
         let mut tracker = Tracker::new("node");
         let events = [
-            Event::Service(Arc::new(huge)),
-            Event::EndpointSlice(Arc::new(slice)),
+            Event::Changed(Object::Service(Arc::new(huge))),
+            Event::Changed(Object::EndpointSlice(Arc::new(slice))),
         ];
         let changes = tracker.apply(events);
         let map = tracker.map();
@@ -328,7 +328,7 @@ mod tests {
             let object = serde_json::from_value(object).unwrap();
             let service = Service::reduce(&object, &mut names).unwrap();
             assert_eq!(service.warnings, [], "it is reported once");
-            Event::Service(Arc::new(service.object))
+            Event::Changed(Object::Service(Arc::new(service.object)))
         };
         let mut tracker = Tracker::new("node");
         let (recorder, mut events) = Recorder::new(16);

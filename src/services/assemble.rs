@@ -234,7 +234,7 @@ fn weight(slice: &EndpointSlice, endpoint: &SliceEndpoint, weights: &NodeWeights
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::services::{ServiceMap, Tracker};
+    use crate::services::{Loopback, ServiceMap, Tracker};
 
     /// Returns whether the ServicePort has the set for policy Cluster, and that for policy Local.
     fn sets(spec: &str, status: &str) -> (bool, bool) {
@@ -248,11 +248,15 @@ mod tests {
         let service = serde_saphyr::from_str(&service).expect("yaml");
         let service = Service::reduce(&service, names).expect("good").object;
         let slice = serde_saphyr::from_str(slice).expect("yaml");
-        let slice = EndpointSlice::reduce(&slice, names).expect("good").object;
+        let slice = EndpointSlice::reduce(&slice, Loopback::Refused, names)
+            .expect("good")
+            .object;
         let mut tracker = Tracker::new("here");
         tracker.apply([
-            crate::services::Event::Service(Arc::new(service)),
-            crate::services::Event::EndpointSlice(Arc::new(slice)),
+            crate::services::Event::Changed(crate::services::Object::Service(Arc::new(service))),
+            crate::services::Event::Changed(crate::services::Object::EndpointSlice(Arc::new(
+                slice,
+            ))),
         ]);
         let port = ServiceMap::iter(tracker.map()).next().expect("one port");
         (
@@ -272,7 +276,9 @@ mod tests {
         let service = Service::reduce(&service, &mut crate::services::Names::default());
         let service = service.expect("it is served").object;
         let mut tracker = Tracker::new("here");
-        tracker.apply([crate::services::Event::Service(Arc::new(service))]);
+        tracker.apply([crate::services::Event::Changed(
+            crate::services::Object::Service(Arc::new(service)),
+        )]);
         let port = ServiceMap::iter(tracker.map()).next().expect("one port");
         assert_eq!(port.cluster_ip, Some([10, 0, 0, 1].into()));
         assert!(port.external_ips.is_empty());

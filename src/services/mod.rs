@@ -15,13 +15,13 @@ mod by_name;
 mod changes;
 mod deadlines;
 mod endpoint;
-mod event;
 mod extensions;
 mod invalid;
 mod last_ready;
 mod names;
 mod namespaces;
 mod node;
+mod object;
 mod oddity;
 mod owners;
 mod passing;
@@ -46,7 +46,6 @@ pub use absence::{Absence, Missing};
 pub use by_name::{ByName, Named};
 pub use changes::{Changes, Former, MOST_WAITING, Stale};
 pub use endpoint::{Endpoint, Endpoints, NotUsed, Reach};
-pub use event::{Batch, Ejected, Event};
 pub use extensions::{
     DEFAULT_WEIGHT, Forwarding, Preferences, ProxyProtocol, Retry, WEIGHT, WhenNoneReady,
 };
@@ -55,6 +54,7 @@ pub use names::Names;
 pub use namespaces::{Namespaces, namespace};
 use net::{Family, Protocol};
 pub use node::Node;
+pub use object::{Batch, Ejected, Event, Kind, Object, ObjectName};
 pub use oddity::Oddity;
 pub use owners::{AddressKind, Conflict};
 pub use port::{ServiceName, ServicePort, SessionAffinity, TrafficPolicy};
@@ -63,7 +63,8 @@ pub use service::{Created, NotServed, Port, Service, Serving};
 pub use service_addresses::ServiceAddresses;
 pub use service_cidr::ServiceCidr;
 pub use slice::{
-    EndpointSlice, Hints, Owner, SERVICE_LABEL, SliceEndpoint, SliceName, SlicePort, Trigger,
+    EndpointSlice, Hints, Loopback, Owner, SERVICE_LABEL, SliceEndpoint, SliceName, SlicePort,
+    Trigger,
 };
 pub use slow_start::{Grown, Identity};
 pub use tracker::Tracker;

@@ -14,7 +14,11 @@ fn service(text: &str) -> Result<Reduced<Service>, Invalid> {
 }
 
 fn slice(text: &str) -> Result<Reduced<EndpointSlice>, Invalid> {
-    EndpointSlice::reduce(&yaml::<wire::EndpointSlice>(text), &mut Names::default())
+    EndpointSlice::reduce(
+        &yaml::<wire::EndpointSlice>(text),
+        Loopback::Refused,
+        &mut Names::default(),
+    )
 }
 
 /// Returns a served Service with this in its spec, and the skipped values.
@@ -412,8 +416,14 @@ fn endpoints_that_would_lead_to_the_node() {
         let object = yaml::<wire::EndpointSlice>(&text);
         let mut names = Names::default();
         for (reduced, used) in [
-            (EndpointSlice::reduce(&object, &mut names), false),
-            (EndpointSlice::reduce_of_file(&object, &mut names), in_file),
+            (
+                EndpointSlice::reduce(&object, Loopback::Refused, &mut names),
+                false,
+            ),
+            (
+                EndpointSlice::reduce(&object, Loopback::Allowed, &mut names),
+                in_file,
+            ),
         ] {
             let reduced = reduced.expect("the rest can be used");
             assert_eq!(reduced.object.endpoints.len(), usize::from(used), "{text}");
@@ -449,7 +459,8 @@ fn an_object_full_of_mistakes_is_reported_in_a_few_lines() {
     let mut object = yaml::<wire::EndpointSlice>("{metadata: {name: s}, addressType: IPv4}");
     let endpoint = yaml::<wire::Endpoint>("{addresses: [127.0.0.1]}");
     object.endpoints = Some(vec![endpoint; 65_000]);
-    let reduced = EndpointSlice::reduce(&object, &mut Names::default()).expect("a slice");
+    let reduced =
+        EndpointSlice::reduce(&object, Loopback::Refused, &mut Names::default()).expect("a slice");
     assert_eq!(reduced.warnings.len(), 20);
     let last = reduced.warnings.last().map(ToString::to_string);
     let last = last.unwrap_or_default();

@@ -155,30 +155,11 @@ impl Named for EndpointSlice {
 }
 
 impl EndpointSlice {
-    /// Reduces an EndpointSlice of the API.
+    /// Reduces an EndpointSlice of the API or of a file.
     ///
     /// # Errors
     /// Names the first field without which the slice cannot be used.
     pub fn reduce(
-        slice: &wire::EndpointSlice,
-        names: &mut Names,
-    ) -> Result<Reduced<EndpointSlice>, Invalid> {
-        EndpointSlice::reduced(slice, Loopback::Refused, names)
-    }
-
-    /// Reduces an EndpointSlice from a file on this node. Users who may write such files may also
-    /// name processes of the node itself as endpoints.
-    ///
-    /// # Errors
-    /// Names the first field without which the slice cannot be used.
-    pub fn reduce_of_file(
-        slice: &wire::EndpointSlice,
-        names: &mut Names,
-    ) -> Result<Reduced<EndpointSlice>, Invalid> {
-        EndpointSlice::reduced(slice, Loopback::Allowed, names)
-    }
-
-    fn reduced(
         slice: &wire::EndpointSlice,
         loopback: Loopback,
         names: &mut Names,
@@ -259,8 +240,11 @@ fn owner(metadata: &wire::Meta, slice: &SliceName, names: &mut Names) -> Owner {
 
 /// Whether endpoints may have loopback addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Loopback {
+pub enum Loopback {
+    /// In files on this node: users who may write them may also name processes of the node itself
+    /// as endpoints.
     Allowed,
+    /// In objects of the API.
     Refused,
 }
 

@@ -12,8 +12,8 @@ use ipnet::IpNet;
 use tracing::{info, warn};
 
 use super::{
-    ByName, Changes, Ejected, EndpointSlice, Event, Node, NotServed, Oddity, Service, ServiceCidr,
-    ServiceMap, ServiceName, ServicePort, SliceName,
+    ByName, Changes, Ejected, EndpointSlice, Event, Node, NotServed, Object, ObjectName, Oddity,
+    Service, ServiceCidr, ServiceMap, ServiceName, ServicePort, SliceName,
     assemble::{Changing, service_ports},
     deadlines::Deadlines,
     last_ready::LastReady,
@@ -182,11 +182,15 @@ impl Tracker {
         self.ownership.begin_batch();
         for event in events {
             match event {
-                Event::Service(service) => self.put_service(service, &mut dirty),
-                Event::ServiceGone(name) => self.remove_service(name, &mut dirty),
-                Event::EndpointSlice(slice) => self.put_slice(slice, &mut dirty, &mut odd),
-                Event::EndpointSliceGone(name) => self.remove_slice(&name, &mut dirty),
-                Event::Node(node) => {
+                Event::Changed(Object::Service(service)) => self.put_service(service, &mut dirty),
+                Event::Gone(ObjectName::Service(name)) => self.remove_service(name, &mut dirty),
+                Event::Changed(Object::EndpointSlice(slice)) => {
+                    self.put_slice(slice, &mut dirty, &mut odd)
+                }
+                Event::Gone(ObjectName::EndpointSlice(name)) => {
+                    self.remove_slice(&name, &mut dirty)
+                }
+                Event::Changed(Object::Node(node)) => {
                     reweighed.set_weight(&mut self.weights, &node.name, node.weight);
                     if node.name == self.this.name {
                         node_changed |= self.set_node(node);
@@ -195,12 +199,16 @@ impl Tracker {
                 // The last known state stays, as in kube-proxy 1.36 (`NodeManager` and
                 // `NodeTopologyConfig` of its `pkg/proxy`): pods continue to run here when the
                 // object is deleted.
-                Event::NodeGone(name) if name == self.this.name => self.set_node_deleted(true),
-                Event::NodeGone(name) => reweighed.set_weight(&mut self.weights, &name, None),
-                Event::ServiceCidr(cidr) => {
+                Event::Gone(ObjectName::Node(name)) if name == self.this.name => {
+                    self.set_node_deleted(true)
+                }
+                Event::Gone(ObjectName::Node(name)) => {
+                    reweighed.set_weight(&mut self.weights, &name, None)
+                }
+                Event::Changed(Object::ServiceCidr(cidr)) => {
                     self.service_cidrs.insert(Arc::clone(&cidr.name), cidr);
                 }
-                Event::ServiceCidrGone(name) => {
+                Event::Gone(ObjectName::ServiceCidr(name)) => {
                     self.service_cidrs.remove(&name);
                 }
                 Event::Ejected(ejected) => self.set_ejected(ejected, &mut dirty),

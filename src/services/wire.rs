@@ -12,12 +12,6 @@ use k8s_openapi::{
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-/// The part that is read of an object of any kind.
-#[derive(Deserialize)]
-pub struct Bare {
-    pub metadata: Meta,
-}
-
 /// The part that identifies an object: it is read if the rest cannot be parsed, or does not matter.
 #[derive(Deserialize)]
 pub struct Identified<'a> {
@@ -29,8 +23,8 @@ pub struct Identified<'a> {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Identity<'a> {
-    name: Option<String>,
-    namespace: Option<String>,
+    pub name: Option<String>,
+    pub namespace: Option<String>,
     pub resource_version: Option<String>,
     #[serde(borrow)]
     annotations: Option<&'a RawValue>,
@@ -42,17 +36,6 @@ impl Identity<'_> {
         let all = self.annotations.map(RawValue::get);
         let all = all.and_then(|all| serde_json::from_str::<serde_json::Value>(all).ok());
         all.is_some_and(|all| all.get(name).is_some_and(|found| found == value))
-    }
-}
-
-impl From<Identity<'_>> for Meta {
-    fn from(identity: Identity<'_>) -> Self {
-        Meta {
-            name: identity.name,
-            namespace: identity.namespace,
-            resource_version: identity.resource_version,
-            ..Meta::default()
-        }
     }
 }
 
@@ -109,7 +92,7 @@ pub struct TargetRef {
     pub uid: Option<String>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Deserialize)]
 pub struct Node {
     #[serde(default)]
     pub metadata: Meta,
@@ -136,13 +119,4 @@ pub struct ServiceCidr {
     #[serde(default)]
     pub metadata: Meta,
     pub spec: Option<networking::ServiceCIDRSpec>,
-}
-
-impl From<Bare> for Node {
-    fn from(bare: Bare) -> Self {
-        Node {
-            metadata: bare.metadata,
-            ..Node::default()
-        }
-    }
 }

@@ -9,7 +9,7 @@ use crate::{
     kernel::probe::Kernel,
     modes::{render, verdict},
     node::{self, NodePorts},
-    services::{Batch, Event, Tracker},
+    services::{Batch, Event, Object, Tracker},
     watch,
 };
 
@@ -50,7 +50,7 @@ pub(super) async fn read(settings: &Settings, folder: &Path) -> Result<Objects, 
     let mut tracker = Tracker::new(&node);
     let (Batch { events }, faults) = watch::manifests::read(folder).await;
     let nodes = events.iter().filter_map(|event| match event {
-        Event::Node(node) => Some(Arc::clone(&node.name)),
+        Event::Changed(Object::Node(node)) => Some(Arc::clone(&node.name)),
         _ => None,
     });
     let nodes = nodes.collect();
@@ -137,7 +137,7 @@ pub(super) fn text_of(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::services::{EndpointSlice, Names, Node, Service};
+    use crate::services::{EndpointSlice, Loopback, Names, Node, Service};
 
     /// The desired state of userspace mode on a node with these flags.
     fn rendered(flags: &[&str]) -> String {
@@ -159,7 +159,9 @@ mod tests {
                      addressType: IPv4, ports: [{port: 8080}], \
                      endpoints: [{addresses: [10.1.0.1]}]}";
         let slice = serde_saphyr::from_str(slice).expect("yaml");
-        let slice = EndpointSlice::reduce(&slice, names).expect("good").object;
+        let slice = EndpointSlice::reduce(&slice, Loopback::Refused, names)
+            .expect("good")
+            .object;
         let node = Node {
             name: "node".into(),
             zone: None,
@@ -171,9 +173,9 @@ mod tests {
         };
         let mut tracker = Tracker::new("node");
         tracker.apply([
-            Event::Service(Arc::new(service)),
-            Event::EndpointSlice(Arc::new(slice)),
-            Event::Node(Arc::new(node)),
+            Event::Changed(Object::Service(Arc::new(service))),
+            Event::Changed(Object::EndpointSlice(Arc::new(slice))),
+            Event::Changed(Object::Node(Arc::new(node))),
         ]);
         text(&settings, &mut tracker).expect("it can run")
     }

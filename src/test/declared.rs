@@ -10,7 +10,7 @@ use std::{
 use net::{Family, Protocol};
 
 use crate::services::{
-    AddressKind, EndpointSlice, Event, Node, Owner, Preferences, Service, ServicePortName,
+    AddressKind, EndpointSlice, Event, Node, Object, Owner, Preferences, Service, ServicePortName,
     SessionAffinity, SliceEndpoint, TrafficPolicy,
 };
 
@@ -88,9 +88,9 @@ impl Objects {
         let mut objects = Objects::default();
         for event in events {
             match event {
-                Event::Service(service) => objects.services.push(service),
-                Event::EndpointSlice(slice) => objects.slices.push(slice),
-                Event::Node(node) => objects.nodes.push(node),
+                Event::Changed(Object::Service(service)) => objects.services.push(service),
+                Event::Changed(Object::EndpointSlice(slice)) => objects.slices.push(slice),
+                Event::Changed(Object::Node(node)) => objects.nodes.push(node),
                 _ => {}
             }
         }

@@ -4,14 +4,14 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use parking_lot::Mutex;
 
-use crate::trouble::Trouble;
+use crate::{services::ObjectName, trouble::Trouble};
 
 /// Whether the objects of each kind are known, and why they cannot be followed.
 #[derive(Debug, Default)]
 pub struct SourceHealth {
     kinds: Mutex<BTreeMap<&'static str, KindHealth>>,
-    /// Objects that cannot be used as they are, by their kind in the singular and their names.
-    unusable: Mutex<BTreeMap<(&'static str, String), Unusable>>,
+    /// Objects that cannot be used as they are.
+    unusable: Mutex<BTreeMap<ObjectName, Unusable>>,
 }
 
 /// An object that cannot be used as it is.
@@ -50,48 +50,37 @@ impl SourceHealth {
         self.kinds.lock().clone()
     }
 
-    /// Returns the objects that cannot be used as they are, by kind and name.
-    pub fn unusable(&self) -> BTreeMap<(&'static str, String), Unusable> {
+    /// Returns the objects that cannot be used as they are.
+    pub fn unusable(&self) -> BTreeMap<ObjectName, Unusable> {
         self.unusable.lock().clone()
     }
 
     /// Explains why that object cannot be used as it is; `None` if it can, or if there is none.
-    pub fn unusable_object(&self, kind: &'static str, name: String) -> Option<Unusable> {
-        self.unusable.lock().get(&(kind, name)).cloned()
+    pub fn unusable_object(&self, name: &ObjectName) -> Option<Unusable> {
+        self.unusable.lock().get(name).cloned()
     }
 
     /// Records that an object cannot be used as it is.
     pub(super) fn cannot_use(
         &self,
-        kind: &'static str,
-        name: String,
+        name: ObjectName,
         why: String,
         stays: bool,
         addresses: Vec<IpAddr>,
     ) {
         let mut unusable = self.unusable.lock();
-        let key = (kind, name);
-        let before = unusable.remove(&key).map(|before| before.trouble);
+        let before = unusable.remove(&name).map(|before| before.trouble);
         let unusable_now = Unusable {
             trouble: Trouble::now(before, why),
             stays,
             addresses,
         };
-        unusable.insert(key, unusable_now);
+        unusable.insert(name, unusable_now);
     }
 
     /// Records that an object can be used, or is gone.
-    pub(super) fn can_use(&self, kind: &'static str, name: String) {
-        let mut unusable = self.unusable.lock();
-        if !unusable.is_empty() {
-            unusable.remove(&(kind, name));
-        }
-    }
-
-    /// Forgets the objects of `kind` that were not in a complete list, according to `is_listed`.
-    pub(super) fn was_listed(&self, kind: &'static str, is_listed: impl Fn(&str) -> bool) {
-        let mut unusable = self.unusable.lock();
-        unusable.retain(|(of, name), _| *of != kind || is_listed(name));
+    pub(super) fn can_use(&self, name: &ObjectName) {
+        self.unusable.lock().remove(name);
     }
 
     /// Records that `kind` is followed from now on, and whether it is

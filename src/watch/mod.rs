@@ -11,6 +11,7 @@ use crate::{
 
 pub mod api;
 mod health;
+mod kind;
 pub mod manifests;
 
 pub use health::{KindHealth, SourceHealth};

@@ -10,7 +10,10 @@ use tokio::{
 };
 use tripod::{
     api_client::{Access, Connection},
-    services::{Batch, EndpointSlice, Event, Names, Node, Service, ServiceMap, Tracker},
+    services::{
+        Batch, EndpointSlice, Event, Loopback, Names, Node, Object, ObjectName, Service,
+        ServiceMap, Tracker,
+    },
     watch::{
         SourceHealth,
         api::{self, Settings},
@@ -122,13 +125,14 @@ impl Recorder {
         self.count += 1;
         for event in &events {
             let name = match event {
-                Event::Service(service) => service.name.name.to_string(),
-                Event::EndpointSlice(slice) => slice.name.name.to_string(),
-                Event::Node(node) => node.name.to_string(),
-                Event::ServiceGone(name) => format!("-{}", name.name),
-                Event::EndpointSliceGone(name) => format!("-{}", name.name),
-                Event::NodeGone(name) | Event::ServiceCidrGone(name) => format!("-{name}"),
-                Event::ServiceCidr(cidr) => cidr.name.to_string(),
+                Event::Changed(Object::Service(service)) => service.name.name.to_string(),
+                Event::Changed(Object::EndpointSlice(slice)) => slice.name.name.to_string(),
+                Event::Changed(Object::Node(node)) => node.name.to_string(),
+                Event::Gone(ObjectName::Service(name)) => format!("-{}", name.name),
+                Event::Gone(ObjectName::EndpointSlice(name)) => format!("-{}", name.name),
+                Event::Gone(ObjectName::Node(name))
+                | Event::Gone(ObjectName::ServiceCidr(name)) => format!("-{name}"),
+                Event::Changed(Object::ServiceCidr(cidr)) => cidr.name.to_string(),
                 Event::Ejected(ejected) => panic!("no object: {ejected:?}"),
             };
             let bare = name.trim_start_matches('-');
@@ -174,15 +178,24 @@ fn map_of(server: &Server) -> ServiceMap {
         .map(|object| match object["kind"].as_str() {
             Some("Service") => {
                 let service = serde_json::from_value(object).unwrap();
-                Event::Service(Service::reduce(&service, names).unwrap().object.into())
+                Event::Changed(Object::Service(
+                    Service::reduce(&service, names).unwrap().object.into(),
+                ))
             }
             Some("EndpointSlice") => {
                 let slice = serde_json::from_value(object).unwrap();
-                Event::EndpointSlice(EndpointSlice::reduce(&slice, names).unwrap().object.into())
+                Event::Changed(Object::EndpointSlice(
+                    EndpointSlice::reduce(&slice, Loopback::Refused, names)
+                        .unwrap()
+                        .object
+                        .into(),
+                ))
             }
             _ => {
                 let node = serde_json::from_value(object).unwrap();
-                Event::Node(Node::reduce(&node, names).unwrap().object.into())
+                Event::Changed(Object::Node(
+                    Node::reduce(&node, names).unwrap().object.into(),
+                ))
             }
         });
     let mut tracker = Tracker::new(NODE);

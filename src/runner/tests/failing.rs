@@ -94,7 +94,7 @@ async fn syncs_are_counted_by_family_and_kind() {
     let none = "kubeproxy_sync_proxy_rules_no_local_endpoints_total";
     let internal = [("ip_family", "IPv4"), ("traffic_policy", "internal")];
     assert_eq!(bench.value(none, &internal), Some(1.0));
-    let gone = Event::ServiceGone(service_name("ns/web"));
+    let gone = Event::Gone(ObjectName::Service(service_name("ns/web")));
     bench.send(vec![gone]).await;
     pass(10 * MS).await;
     assert_eq!(bench.value(none, &internal), Some(0.0));

@@ -23,7 +23,7 @@ use crate::{
         userspace::capture,
     },
     services::{
-        EndpointSlice, Names, Node, Service, ServicePortName,
+        EndpointSlice, Loopback, Names, Node, Service, ServicePortName,
         service_ports::{port_name, service_name},
     },
 };
@@ -241,9 +241,9 @@ impl Bench {
             "spec": {"clusterIP": ip, "clusterIPs": [ip], "ports": [{"port": 80}], "internalTrafficPolicy": "Local"},
         });
         let object = serde_json::from_value(object).unwrap();
-        Event::Service(Arc::new(
+        Event::Changed(Object::Service(Arc::new(
             Service::reduce(&object, &mut self.names).unwrap().object,
-        ))
+        )))
     }
 
     /// A UDP Service with addresses of both families.
@@ -257,7 +257,7 @@ impl Bench {
         });
         let object = serde_json::from_value(object).unwrap();
         let service = Service::reduce(&object, &mut self.names).unwrap().object;
-        Event::Service(Arc::new(service))
+        Event::Changed(Object::Service(Arc::new(service)))
     }
 
     fn slice(&mut self, service: &str, address: SocketAddr) -> Event {
@@ -274,10 +274,10 @@ impl Bench {
             "endpoints": [{"addresses": [address.ip()], "nodeName": "elsewhere"}],
         });
         let object = serde_json::from_value(object).unwrap();
-        let slice = EndpointSlice::reduce(&object, &mut self.names)
+        let slice = EndpointSlice::reduce(&object, Loopback::Refused, &mut self.names)
             .unwrap()
             .object;
-        Event::EndpointSlice(Arc::new(slice))
+        Event::Changed(Object::EndpointSlice(Arc::new(slice)))
     }
 
     /// The syncs since the last call.

@@ -227,9 +227,9 @@ fn steps(api: &StatusApi, explanation: &question::Explanation, to: IpAddr) -> Ve
     }
     let unusable = api.objects.unusable().into_iter();
     let named = unusable.filter(|(_, unusable)| unusable.addresses.contains(&to));
-    let named = named.take(MOST).map(|((kind, name), unusable)| {
+    let named = named.take(MOST).map(|(name, unusable)| {
         let why = unusable.trouble.why;
-        format!("{kind} {name} names this address, but cannot be used: {why}")
+        format!("{name} names this address, but cannot be used: {why}")
     });
     let named: Vec<String> = named.collect();
     if let (Some(last), false) = (steps.last_mut(), named.is_empty()) {

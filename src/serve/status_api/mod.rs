@@ -42,7 +42,7 @@ use crate::{
         question::{Caller, Questions},
         status::{Done, Reason, Status},
     },
-    services::{AddressKind, SERVICE_LABEL, ServiceName},
+    services::{AddressKind, Kind, ObjectName, SERVICE_LABEL, ServiceName},
     status_api::{
         DIALS_PATH, DIFF_PATH, EXPLAIN_PATH, HEALTH_PATH, NoEndpoints, Refused, SERVICES_PATH,
         STATUS_PATH, SYNCS_PATH, Trouble, Unsupported,
@@ -139,7 +139,8 @@ impl StatusApi {
     /// if it can, or does not exist.
     fn not_served(&self, namespace: &str, name: &str) -> Option<String> {
         let service = format!("{namespace}/{name}");
-        let unusable = self.objects.unusable_object("Service", service.clone());
+        let object = ObjectName::new(Kind::Service, Some(namespace), Some(name));
+        let unusable = object.and_then(|name| self.objects.unusable_object(&name));
         if let Some(unusable) = unusable {
             let why = unusable.trouble.why;
             return Some(format!(

@@ -135,8 +135,8 @@ impl StatusApi {
 
     fn unusable(&self) -> Listed<Unusable> {
         let unusable = self.objects.unusable();
-        Listed::first(unusable, MOST, |((kind, name), unusable)| Unusable {
-            object: format!("{kind} {name}"),
+        Listed::first(unusable, MOST, |(name, unusable)| Unusable {
+            object: name.to_string(),
             since: time(unusable.trouble.since),
             why: unusable.trouble.why,
             stays: unusable.stays,

@@ -2,7 +2,9 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use serde_json::json;
 
-use crate::services::{Event, Names, Service, Tracker, service_ports::service_name};
+use crate::services::{
+    Event, Names, Object, ObjectName, Service, Tracker, service_ports::service_name,
+};
 
 /// A Service of this name in namespace default, created in that year of the 21st century, or
 /// without a time of creation.
@@ -19,7 +21,7 @@ fn service(name: &str, year: Option<u32>, spec: &str) -> Event {
     let object = serde_json::from_value(object).expect("a Service");
     let reduced = Service::reduce(&object, &mut Names::default()).expect("good Service");
     assert_eq!(reduced.warnings, []);
-    Event::Service(Arc::new(reduced.object))
+    Event::Changed(Object::Service(Arc::new(reduced.object)))
 }
 
 /// Returns all conflicts, each after the name of the Service that does not get the address.
@@ -309,7 +311,7 @@ fn a_cluster_ip_goes_over_to_the_next_service() {
     tracker.apply([service("old", Some(20), spec)]);
     tracker.apply([service("new", Some(24), spec)]);
     assert_eq!(owners(&tracker), BTreeSet::from(["old".to_owned()]));
-    let changes = tracker.apply([Event::ServiceGone(service_name("old"))]);
+    let changes = tracker.apply([Event::Gone(ObjectName::Service(service_name("old")))]);
     assert_eq!(changes.ports.len(), 2, "{changes:?}");
     assert_eq!(owners(&tracker), BTreeSet::from(["new".to_owned()]));
     assert_eq!(conflicts(&tracker), BTreeSet::new());

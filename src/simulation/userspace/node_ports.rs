@@ -20,7 +20,7 @@ use crate::{
     config::NodePortAddresses,
     modes::{Mode, userspace::capture::Requested},
     node::NodePorts,
-    services::{Changes, EndpointSlice, Event, Names, Node, Service, Tracker},
+    services::{Changes, EndpointSlice, Event, Loopback, Names, Node, Object, Service, Tracker},
 };
 
 const PORT: u16 = 30_080;
@@ -33,7 +33,7 @@ fn node() -> Event {
     let object = json!({"metadata": {"name": world::NODE}, "status": {"addresses": addresses}});
     let object = serde_json::from_value(object).expect("a Node");
     let node = Node::reduce(&object, &mut Names::default()).expect("a good Node");
-    Event::Node(Arc::new(node.object))
+    Event::Changed(Object::Node(Arc::new(node.object)))
 }
 
 /// Returns a Service of both families with a node port.
@@ -47,7 +47,7 @@ fn service() -> Event {
     });
     let object = serde_json::from_value(object).expect("a Service");
     let service = Service::reduce(&object, &mut Names::default()).expect("a good Service");
-    Event::Service(Arc::new(service.object))
+    Event::Changed(Object::Service(Arc::new(service.object)))
 }
 
 /// Its endpoints of this family.
@@ -63,8 +63,9 @@ fn slice(family: Family) -> Event {
         "endpoints": [{"addresses": [endpoint]}],
     });
     let object = serde_json::from_value(object).expect("an EndpointSlice");
-    let slice = EndpointSlice::reduce(&object, &mut Names::default()).expect("a good slice");
-    Event::EndpointSlice(Arc::new(slice.object))
+    let slice = EndpointSlice::reduce(&object, Loopback::Refused, &mut Names::default())
+        .expect("a good slice");
+    Event::Changed(Object::EndpointSlice(Arc::new(slice.object)))
 }
 
 /// During a full sync of one family the runner notices first where node ports are served.

@@ -10,8 +10,9 @@ use super::{
     node_port, protocol, ranges,
 };
 use crate::services::{
-    Created, EndpointSlice, Event, Identity, Node, Owner, Port, Preferences, Service, ServiceCidr,
-    ServiceName, Serving, SessionAffinity, SliceEndpoint, SliceName, SlicePort, TrafficPolicy,
+    Created, EndpointSlice, Event, Identity, Node, Object, ObjectName, Owner, Port, Preferences,
+    Service, ServiceCidr, ServiceName, Serving, SessionAffinity, SliceEndpoint, SliceName,
+    SlicePort, TrafficPolicy,
 };
 
 fn name(number: usize) -> ServiceName {
@@ -102,8 +103,8 @@ impl Spec {
             trigger: Default::default(),
         };
         [
-            Event::Service(Arc::new(service)),
-            Event::EndpointSlice(Arc::new(slice)),
+            Event::Changed(Object::Service(Arc::new(service))),
+            Event::Changed(Object::EndpointSlice(Arc::new(slice))),
         ]
     }
 }
@@ -118,14 +119,14 @@ fn slice_name(number: usize) -> SliceName {
 /// Returns the events that remove a Service.
 pub(in crate::simulation) fn gone(number: usize) -> [Event; 2] {
     [
-        Event::ServiceGone(name(number)),
-        Event::EndpointSliceGone(slice_name(number)),
+        Event::Gone(ObjectName::Service(name(number))),
+        Event::Gone(ObjectName::EndpointSlice(slice_name(number))),
     ]
 }
 
 /// Returns this node's object.
 pub(in crate::simulation) fn node() -> Event {
-    Event::Node(Arc::new(Node {
+    Event::Changed(Object::Node(Arc::new(Node {
         name: NODE.into(),
         zone: None,
         pod_cidrs: Box::default(),
@@ -133,7 +134,7 @@ pub(in crate::simulation) fn node() -> Event {
         deleting: false,
         to_be_deleted: false,
         weight: None,
-    }))
+    })))
 }
 
 /// Returns the event that says which networks cluster IPs are from; `known` false: the
@@ -141,12 +142,12 @@ pub(in crate::simulation) fn node() -> Event {
 pub(in crate::simulation) fn service_networks(known: bool) -> Event {
     let name = "kubernetes".into();
     if !known {
-        return Event::ServiceCidrGone(name);
+        return Event::Gone(ObjectName::ServiceCidr(name));
     }
     let networks = [(Family::V4, 16), (Family::V6, 32)];
     let networks = networks.map(|(family, prefix)| IpNet::new_assert(ip(family, 96, 0), prefix));
-    Event::ServiceCidr(Arc::new(ServiceCidr {
+    Event::Changed(Object::ServiceCidr(Arc::new(ServiceCidr {
         name,
         networks: networks.into(),
-    }))
+    })))
 }

@@ -21,8 +21,8 @@ use tracing::{debug, info, warn};
 
 use super::{
     ask::{self, Failure, STALLED, ask},
+    followed::Followed,
     intake::Intake,
-    kind::Kind,
     lines::{End, Lines},
     pause::Pauses,
     server::{Server, TURN},
@@ -50,22 +50,14 @@ const OUTAGE: Duration = Duration::from_secs(2);
 /// A server that starts refuses requests for some seconds.
 const RECOVERY: Duration = Duration::from_secs(30);
 
-/// State shared by all kinds.
-pub(super) struct Context<'a> {
-    pub(super) access: &'a Access,
-    pub(super) server: &'a Server,
-    pub(super) changes: &'a Notify,
-    pub(super) health: &'a SourceHealth,
-}
-
 /// Follows one kind of objects.
-pub(super) struct Follower<'a, K: Kind> {
+pub(super) struct Follower<'a> {
+    followed: &'a Followed,
     access: &'a Access,
     server: &'a Server,
     health: &'a SourceHealth,
-    fields: Option<String>,
-    intake: Intake<'a, K>,
     changes: &'a Notify,
+    intake: Intake<'a>,
     pauses: Pauses,
     /// Whether a watch that should have listed everything broke off before the end: then the next
     /// list comes in pages, in case a proxy in front of the server buffers streams.
@@ -103,27 +95,23 @@ struct Outage {
     logged: LogOnce,
 }
 
-impl<'a, K: Kind> Follower<'a, K> {
+impl<'a> Follower<'a> {
     pub(super) fn new(
-        context: Context<'a>,
-        fields: Option<String>,
-        intake: Intake<'a, K>,
+        access: &'a Access,
+        server: &'a Server,
+        changes: &'a Notify,
+        intake: Intake<'a>,
         pauses: Pauses,
     ) -> Self {
-        let Context {
-            access,
-            server,
-            changes,
-            health,
-        } = context;
-        health.begins(K::PLURAL, !K::DISPENSABLE);
+        let (followed, health) = (intake.followed, intake.health());
+        health.begins(followed.plural, followed.required);
         Follower {
+            followed,
             access,
             server,
             health,
-            fields,
-            intake,
             changes,
+            intake,
             pauses,
             unfinished: false,
             expired: false,
@@ -186,7 +174,7 @@ impl<'a, K: Kind> Follower<'a, K> {
     /// Logs a failure once, and returns the pause after it.
     fn failed(&mut self, failure: &Failure) -> Duration {
         if *failure == Failure::Expired {
-            debug!("{}: {failure}; listing them again", K::PLURAL);
+            debug!("{}: {failure}; listing them again", self.followed.plural);
             self.intake.expire();
             // It happens after a long outage, and waiting does not help; but it must not repeat.
             if !std::mem::replace(&mut self.expired, true) {
@@ -203,13 +191,13 @@ impl<'a, K: Kind> Follower<'a, K> {
             failure,
             Failure::Withheld(_) | Failure::Absent(_) | Failure::Unsupported(_)
         );
-        if K::DISPENSABLE && is_withheld {
+        if !self.followed.required && is_withheld {
             self.intake.settle();
-            self.health.is_complete(K::PLURAL);
+            self.health.is_complete(self.followed.plural);
             self.changes.notify_one();
         }
-        if let (Failure::Absent(_), Some(text)) = (failure, K::WITHOUT) {
-            self.health.works(K::PLURAL);
+        if let (Failure::Absent(_), Some(text)) = (failure, self.followed.without) {
+            self.health.works(self.followed.plural);
             if !std::mem::replace(&mut self.is_absent, true) {
                 info!("{text}");
             }
@@ -222,20 +210,27 @@ impl<'a, K: Kind> Follower<'a, K> {
         });
         outage.failures += 1;
         let text = failure.to_string();
-        debug!("{}: {text}; trying again in {pause:?}", K::PLURAL);
+        debug!(
+            "{}: {text}; trying again in {pause:?}",
+            self.followed.plural
+        );
         // A stream that breaks once means that an API server is being restarted.
         let by_chance =
             outage.failures == 1 && matches!(failure, Failure::Broken(_) | Failure::Silent(_));
         if !by_chance {
-            self.health.fails(K::PLURAL, text.as_str());
+            self.health.fails(self.followed.plural, text.as_str());
         }
         if !by_chance && outage.logged.differs(&text) {
-            let is_known = (self.health.kinds().get(K::PLURAL)).is_some_and(|kind| kind.complete);
+            let is_known =
+                (self.health.kinds().get(self.followed.plural)).is_some_and(|kind| kind.complete);
             let meanwhile = match is_known {
                 true => "the last known state stays applied",
                 false => "nothing is applied before they are known",
             };
-            warn!("{} cannot be followed: {text}; {meanwhile}", K::PLURAL);
+            warn!(
+                "{} cannot be followed: {text}; {meanwhile}",
+                self.followed.plural
+            );
         }
         pause
     }
@@ -250,12 +245,15 @@ impl<'a, K: Kind> Follower<'a, K> {
     /// Records that the objects have been followed since then.
     fn works(&mut self, since: Instant) {
         self.futile = 0;
-        self.health.works(K::PLURAL);
+        self.health.works(self.followed.plural);
         if let Some(mut outage) = self.outage.take()
             && outage.logged.end()
         {
             let seconds = since.duration_since(outage.since).as_secs_f32();
-            info!("{} are followed again after {seconds:.1} s", K::PLURAL);
+            info!(
+                "{} are followed again after {seconds:.1} s",
+                self.followed.plural
+            );
         }
     }
 
@@ -263,7 +261,10 @@ impl<'a, K: Kind> Follower<'a, K> {
     fn is_futile(&mut self) {
         self.futile += 1;
         if self.futile.is_multiple_of(FUTILE) {
-            debug!("{}: {FUTILE} watches failed; listing them again", K::PLURAL);
+            debug!(
+                "{}: {FUTILE} watches failed; listing them again",
+                self.followed.plural
+            );
             self.intake.expire();
         }
     }
@@ -276,7 +277,7 @@ impl<'a, K: Kind> Follower<'a, K> {
                 Err(Failure::Broken(text)) if std::mem::take(&mut self.unfinished) => {
                     debug!(
                         "{}: no streaming list ({text}); listing in pages",
-                        K::PLURAL
+                        self.followed.plural
                     );
                 }
                 other => return other,
@@ -312,18 +313,18 @@ impl<'a, K: Kind> Follower<'a, K> {
         params: &WatchParams,
         version: &str,
     ) -> Result<http::Request<Vec<u8>>, kube::core::request::Error> {
-        if K::METADATA_ONLY {
-            Request::new(K::PATH).watch_metadata(params, version)
+        if self.followed.weights_only {
+            Request::new(self.followed.path).watch_metadata(params, version)
         } else {
-            Request::new(K::PATH).watch(params, version)
+            Request::new(self.followed.path).watch(params, version)
         }
     }
 
     fn watch_params(&self) -> WatchParams {
-        let chance = RandomState::new().hash_one(K::PATH) % u64::from(WATCH);
+        let chance = RandomState::new().hash_one(self.followed.path) % u64::from(WATCH);
         WatchParams {
-            label_selector: K::LABELS.map(str::to_owned),
-            field_selector: self.fields.clone(),
+            label_selector: self.followed.labels.map(str::to_owned),
+            field_selector: self.followed.fields.clone(),
             timeout: Some(WATCH + u32::try_from(chance).unwrap_or(0)),
             bookmarks: true,
             send_initial_events: false,
@@ -383,7 +384,8 @@ impl<'a, K: Kind> Follower<'a, K> {
                         other => other,
                     })?;
                     if listing {
-                        self.health.listed(K::PLURAL, self.intake.listed());
+                        self.health
+                            .listed(self.followed.plural, self.intake.listed());
                     }
                     if listing && !self.intake.is_listing() {
                         self.listed();
@@ -423,21 +425,22 @@ impl<'a, K: Kind> Follower<'a, K> {
 
     async fn list_in_pages(&mut self) -> Result<(), Failure> {
         let mut params = ListParams {
-            label_selector: K::LABELS.map(str::to_owned),
-            field_selector: self.fields.clone(),
+            label_selector: self.followed.labels.map(str::to_owned),
+            field_selector: self.followed.fields.clone(),
             limit: Some(PAGE),
             ..ListParams::default()
         };
         self.intake.begin_list();
         loop {
-            let request = if K::METADATA_ONLY {
-                Request::new(K::PATH).list_metadata(&params)
+            let request = if self.followed.weights_only {
+                Request::new(self.followed.path).list_metadata(&params)
             } else {
-                Request::new(K::PATH).list(&params)
+                Request::new(self.followed.path).list(&params)
             };
             let answer = self.ask(request).await?;
             params.continue_token = self.read_page(answer.into_body()).await?;
-            self.health.listed(K::PLURAL, self.intake.listed());
+            self.health
+                .listed(self.followed.plural, self.intake.listed());
             if params.continue_token.is_none() {
                 self.listed();
                 return Ok(());
@@ -471,7 +474,7 @@ impl<'a, K: Kind> Follower<'a, K> {
     fn listed(&mut self) {
         self.unfinished = false;
         self.is_absent = false;
-        self.health.is_complete(K::PLURAL);
+        self.health.is_complete(self.followed.plural);
         // If it was listed because watches failed, the next watch may also fail.
         if self.futile == 0 {
             self.works(Instant::now());

@@ -4,27 +4,29 @@
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
     net::IpAddr,
+    sync::Arc,
 };
 
 use hashbrown::{HashMap, HashSet};
 use kube::core::Status;
 use net::address::parse_ip;
 use parking_lot::Mutex;
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeSeed};
 use serde_json::{Value, value::RawValue};
 use tracing::{debug, info, warn};
 
 use super::{
+    Settings,
     ask::{self, Failure},
-    kind::Kind,
+    followed::Followed,
     known::{Known, MOST_KEPT},
 };
 use crate::{
     services::{
-        Names,
-        wire::{Identified, Identity, Meta},
+        Invalid, Loopback, Names, Object, ObjectName, Reduced,
+        wire::{Identified, Identity},
     },
-    watch::SourceHealth,
+    watch::{SourceHealth, kind::ObjectSeed},
 };
 
 /// Marks the bookmark after the initial events of a watch (KEP-3157).
@@ -61,9 +63,11 @@ struct WatchLine<'a> {
 }
 
 /// Decodes objects of one kind into [`Known`].
-pub(super) struct Intake<'a, K: Kind> {
+pub(super) struct Intake<'a> {
+    pub(super) followed: &'a Followed,
     names: &'a Mutex<Names>,
-    known: &'a Mutex<Known<K>>,
+    known: &'a Mutex<Known>,
+    settings: &'a Settings,
     /// The version at which a watch resumes; `None` if everything must be listed.
     version: Option<String>,
     /// Whether the arriving objects are part of a list.
@@ -73,30 +77,35 @@ pub(super) struct Intake<'a, K: Kind> {
     /// Their size in bytes.
     listed_bytes: usize,
     /// Hash of the last logged warning, for each object that has one.
-    warnings: HashMap<K::Name, u64>,
+    warnings: HashMap<ObjectName, u64>,
     /// Those of them that were in the list.
-    warned: HashSet<K::Name>,
-    /// Records which objects cannot be used.
-    health: &'a SourceHealth,
+    warned: HashSet<ObjectName>,
 }
 
-impl<'a, K: Kind> Intake<'a, K> {
+impl<'a> Intake<'a> {
     pub(super) fn new(
+        followed: &'a Followed,
         names: &'a Mutex<Names>,
-        known: &'a Mutex<Known<K>>,
-        health: &'a SourceHealth,
+        known: &'a Mutex<Known>,
+        settings: &'a Settings,
     ) -> Self {
         Intake {
+            followed,
             names,
             known,
+            settings,
             version: None,
             listing: false,
             listed: 0,
             listed_bytes: 0,
             warnings: HashMap::new(),
             warned: HashSet::new(),
-            health,
         }
+    }
+
+    /// Records the progress, and which objects cannot be used.
+    pub(super) fn health(&self) -> &'a SourceHealth {
+        &self.settings.health
     }
 
     /// Returns the version at which a watch resumes; `None` if everything must be listed.
@@ -178,7 +187,7 @@ impl<'a, K: Kind> Intake<'a, K> {
                 Err(ask::of_status(&status))
             }
             other => {
-                debug!("{}: unknown event {other:?}", K::PLURAL);
+                debug!("{}: unknown event {other:?}", self.followed.plural);
                 Ok(())
             }
         }
@@ -193,10 +202,9 @@ impl<'a, K: Kind> Intake<'a, K> {
         };
         self.known.lock().end_list();
         let warned = std::mem::take(&mut self.warned);
-        self.warnings.retain(|name, _| warned.contains(name));
-        let warned: HashSet<String> = warned.iter().map(ToString::to_string).collect();
-        self.health
-            .was_listed(K::SINGULAR, |name| warned.contains(name));
+        // Every object that cannot be used has a warning.
+        let unlisted = self.warnings.extract_if(|name, _| !warned.contains(name));
+        unlisted.for_each(|(name, _)| self.settings.health.can_use(&name));
         self.version = Some(version);
         self.listing = false;
         Ok(())
@@ -214,52 +222,73 @@ impl<'a, K: Kind> Intake<'a, K> {
                 )));
             }
         }
-        let wire: K::Wire = match serde_json::from_str(object.get()) {
-            Ok(wire) => wire,
+        let decoder = &mut serde_json::Deserializer::from_str(object.get());
+        let decoded = match ObjectSeed(self.followed.kind).deserialize(decoder) {
+            Ok(decoded) => decoded,
             Err(error) => {
-                let metadata = Meta::from(identity(object)?);
-                self.changed_at(metadata.resource_version.as_deref())?;
-                let name = K::name(&metadata, &mut self.names.lock());
+                let identity = identity(object)?;
+                self.changed_at(identity.resource_version.as_deref())?;
+                let name = self.name(&identity);
                 self.unusable(name, &format!("it cannot be read: {error}"), object);
                 return Ok(());
             }
         };
-        let meta = K::meta(&wire);
-        self.changed_at(meta.resource_version.as_deref())?;
-        let mut names = self.names.lock();
-        let name = K::name(meta, &mut names);
-        let reduced = K::reduce(wire, &mut names);
-        drop(names);
-        match (name, reduced) {
-            (Some(name), Ok(reduced)) => {
-                self.health.can_use(K::SINGULAR, name.to_string());
-                if reduced.warnings.is_empty() {
-                    if self.warnings.remove(&name).is_some() {
-                        info!("{} {name}: the object is valid again", K::PLURAL);
-                    }
-                } else {
-                    let texts = reduced.warnings.iter().map(ToString::to_string);
-                    let text = texts.collect::<Vec<_>>().join("; ");
-                    self.warn_once(&name, &format!("{text}; ignoring this part of the object"));
-                }
-                let mut known = self.known.lock();
-                if !reduced.object.is_used() {
-                    known.remove(name);
-                } else if !known.put(reduced.object) {
-                    drop(known);
-                    return self.no_room(&name);
-                }
+        self.changed_at(decoded.metadata().resource_version.as_deref())?;
+        let reduced = decoded.reduce(Loopback::Refused, &mut self.names.lock());
+        match reduced {
+            Ok(reduced) => self.valid(reduced),
+            Err(invalid) => {
+                self.unusable(decoded.name(), &invalid.what(), object);
+                Ok(())
             }
-            (name, Err(invalid)) => self.unusable(name, &invalid.what(), object),
-            (None, Ok(_)) => self.unusable(None, "it has no name", object),
+        }
+    }
+
+    /// Stores an object that can be used, at least in part.
+    fn valid(&mut self, reduced: Reduced<Object>) -> Result<(), Failure> {
+        let Reduced {
+            mut object,
+            warnings,
+        } = reduced;
+        let mut warnings: Vec<String> = warnings.iter().map(Invalid::what).collect();
+        let mut is_used = true;
+        if let Object::Node(node) = &mut object {
+            is_used = !self.followed.weights_only || node.weight.is_some();
+            if !self.settings.node_weights && node.weight.is_some() {
+                Arc::make_mut(node).weight = None;
+                warnings.push("its weight is used only with --node-weights".to_owned());
+            }
+        }
+        let name = object.name();
+        self.health().can_use(&name);
+        if !warnings.is_empty() {
+            let text = warnings.join("; ");
+            self.warn_once(&name, &format!("{text}; ignoring this part of the object"));
+        } else if self.warnings.remove(&name).is_some() {
+            info!("{name}: the object is valid again");
+        }
+        let mut known = self.known.lock();
+        if !is_used {
+            known.remove(name);
+        } else if !known.put(object) {
+            drop(known);
+            return self.no_room(&name);
         }
         Ok(())
     }
 
+    fn name(&self, identity: &Identity<'_>) -> Option<ObjectName> {
+        let (namespace, name) = (identity.namespace.as_deref(), identity.name.as_deref());
+        ObjectName::new(self.followed.kind, namespace, name)
+    }
+
     /// Records that there is no room for an object. A partial list is not used.
-    fn no_room(&mut self, name: &K::Name) -> Result<(), Failure> {
+    fn no_room(&mut self, name: &ObjectName) -> Result<(), Failure> {
         let limit = MOST_KEPT >> 20;
-        let text = format!("all {} together are larger than {limit} MiB", K::PLURAL);
+        let text = format!(
+            "all {} together are larger than {limit} MiB",
+            self.followed.plural
+        );
         if self.listing {
             return Err(Failure::Broken(text));
         }
@@ -267,7 +296,7 @@ impl<'a, K: Kind> Intake<'a, K> {
         Ok(())
     }
 
-    fn unusable(&mut self, name: Option<K::Name>, text: &str, object: &RawValue) {
+    fn unusable(&mut self, name: Option<ObjectName>, text: &str, object: &RawValue) {
         match name {
             Some(name) => {
                 let stays = self.known.lock().preserve(&name);
@@ -276,21 +305,17 @@ impl<'a, K: Kind> Intake<'a, K> {
                 } else {
                     "it is not used until this is corrected"
                 };
-                self.health.cannot_use(
-                    K::SINGULAR,
-                    name.to_string(),
-                    text.to_owned(),
-                    stays,
-                    addresses(object),
-                );
                 self.warn_once(&name, &format!("{text}; {follows}"));
+                let addresses = addresses(object);
+                let health = self.health();
+                health.cannot_use(name, text.to_owned(), stays, addresses);
             }
-            None => warn!("ignoring one of the {}: {text}", K::PLURAL),
+            None => warn!("ignoring one of the {}: {text}", self.followed.plural),
         }
     }
 
     /// Logs a warning about an object unless it equals the last one.
-    fn warn_once(&mut self, name: &K::Name, text: &str) {
+    fn warn_once(&mut self, name: &ObjectName, text: &str) {
         let mut hasher = DefaultHasher::new();
         text.hash(&mut hasher);
         let hash = hasher.finish();
@@ -298,17 +323,17 @@ impl<'a, K: Kind> Intake<'a, K> {
             self.warned.insert(name.clone());
         }
         if self.warnings.insert(name.clone(), hash) != Some(hash) {
-            warn!("{} {name}: {text}", K::PLURAL);
+            warn!("{name}: {text}");
         }
     }
 
     /// Removes an object that was deleted.
     fn went(&mut self, object: &RawValue) -> Result<(), Failure> {
-        let metadata = Meta::from(identity(object)?);
-        self.changed_at(metadata.resource_version.as_deref())?;
-        if let Some(name) = K::name(&metadata, &mut self.names.lock()) {
+        let identity = identity(object)?;
+        self.changed_at(identity.resource_version.as_deref())?;
+        if let Some(name) = self.name(&identity) {
             self.warnings.remove(&name);
-            self.health.can_use(K::SINGULAR, name.to_string());
+            self.health().can_use(&name);
             self.known.lock().remove(name);
         }
         Ok(())
@@ -339,7 +364,7 @@ impl<'a, K: Kind> Intake<'a, K> {
             warn!(
                 "the API server sent {} of version {new} after version {old}; all of them are \
                  listed again",
-                K::PLURAL
+                self.followed.plural
             );
             return Err(Failure::Expired);
         }
@@ -377,7 +402,7 @@ fn identity(object: &RawValue) -> Result<Identity<'_>, Failure> {
 }
 
 #[cfg(any(test, fuzzing))]
-fn page<K: Kind>(intake: &mut Intake<'_, K>, body: &[u8]) -> Result<Option<String>, Failure> {
+fn page(intake: &mut Intake<'_>, body: &[u8]) -> Result<Option<String>, Failure> {
     let mut splitter = super::splitter::Splitter::default();
     splitter.feed(body);
     while let Some(item) = splitter.next().map_err(Failure::Broken)? {
@@ -389,11 +414,14 @@ fn page<K: Kind>(intake: &mut Intake<'_, K>, body: &[u8]) -> Result<Option<Strin
 /// Reads `line` as a line of a watch and as a page of a list; for tests with arbitrary bytes.
 #[cfg(any(test, fuzzing))]
 pub fn read_anything(line: &[u8]) {
-    fn read<K: Kind>(line: &[u8]) {
-        let names = Mutex::new(Names::default());
-        let known = Mutex::new(Known::<K>::new());
-        let health = SourceHealth::default();
-        let mut intake = Intake::new(&names, &known, &health);
+    let settings = Settings {
+        node_weights: true,
+        service_cidrs: true,
+        ..Settings::for_node("node")
+    };
+    for followed in &super::followed(&settings) {
+        let (names, known) = Default::default();
+        let mut intake = Intake::new(followed, &names, &known, &settings);
         // The results do not matter, only that each call returns.
         let _ = intake.line(line);
         let _ = page(&mut intake, line);
@@ -405,11 +433,6 @@ pub fn read_anything(line: &[u8]) {
         );
         let _ = self::page(&mut intake, page.as_bytes());
     }
-    read::<crate::services::Service>(line);
-    read::<crate::services::EndpointSlice>(line);
-    read::<crate::services::Node>(line);
-    read::<crate::services::ServiceCidr>(line);
-    read::<super::kind::Elsewhere>(line);
 }
 
 #[cfg(test)]

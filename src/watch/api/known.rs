@@ -1,15 +1,12 @@
 //! The objects of one kind as last received from the server, and the changes that were not sent
 //! yet.
 
-use std::sync::Arc;
-
 use hashbrown::{HashMap, HashSet};
 
-use super::kind::Kind;
-use crate::services::{ByName, Event, Named};
+use crate::services::{Event, Object, ObjectName};
 
-/// Maximum size of all objects of a kind, in bytes as [`Kind::size`] estimates them. A million
-/// endpoints take 50 MB.
+/// Maximum size of all objects of a kind, in bytes as [`size`] estimates them. A million endpoints
+/// take 50 MB.
 pub(super) const MOST_KEPT: usize = 128 << 20;
 
 /// The objects of one kind.
@@ -17,60 +14,41 @@ pub(super) const MOST_KEPT: usize = 128 << 20;
 /// Changes are remembered as a set of names, and sent as the current objects: however slow the
 /// receiver, at most one change per object waits for it, and a storm of changes to one object
 /// results in a single event.
-pub(super) struct Known<K: Kind> {
-    objects: ByName<Entry<K>>,
+#[derive(Default)]
+pub(super) struct Known {
+    objects: HashMap<ObjectName, Entry>,
     /// Size in bytes of the objects in the last list and of those that watches brought since then.
     size: usize,
-    unsent: HashSet<K::Name>,
+    unsent: HashSet<ObjectName>,
     /// Changes from before a list was begun, with the object of that time; `None` if it was gone.
-    before_list: HashMap<K::Name, Option<Arc<K>>>,
+    before_list: HashMap<ObjectName, Option<Object>>,
     /// Number of lists that have begun.
     list: u32,
-    /// Whether a list is incomplete. Meanwhile nothing is sent: in half a list an endpoint may be
-    /// gone from one slice and not yet be in the other.
-    listing: bool,
+    /// Whether the last list is complete. Before that nothing is sent: in half a list an endpoint
+    /// may be gone from one slice and not yet be in the other.
+    complete: bool,
     settled: bool,
 }
 
-struct Entry<K> {
-    object: Arc<K>,
+struct Entry {
+    object: Object,
     /// Number of the last list that the object was in.
     list: u32,
     /// Number of the latest list when the object arrived.
     since: u32,
 }
 
-impl<K: Kind> Named for Entry<K> {
-    type Name = K::Name;
-
-    fn own_name(&self) -> &K::Name {
-        self.object.own_name()
-    }
-}
-
-impl<K: Kind> Known<K> {
-    pub(super) fn new() -> Known<K> {
-        Known {
-            objects: ByName::default(),
-            size: 0,
-            unsent: HashSet::new(),
-            before_list: HashMap::new(),
-            list: 0,
-            listing: true,
-            settled: false,
-        }
-    }
-
+impl Known {
     /// Begins a list. Objects that arrived in an unfinished one are forgotten, so that repeated
     /// unfinished lists do not fill the memory. Changes from before the list need not wait for its
     /// end.
     pub(super) fn begin_list(&mut self) {
-        if self.listing {
+        if !self.complete {
             let (list, unsent) = (self.list, &mut self.unsent);
-            self.objects.retain(|entry| {
+            self.objects.retain(|name, entry| {
                 let was_there = entry.since != list;
                 if !was_there {
-                    unsent.remove(entry.own_name());
+                    unsent.remove(name);
                 }
                 was_there
             });
@@ -82,55 +60,54 @@ impl<K: Kind> Known<K> {
         }
         self.list = self.list.wrapping_add(1);
         self.size = 0;
-        self.listing = true;
+        self.complete = false;
     }
 
     /// Returns the current version of an object; `None` if it is gone.
-    fn object(&self, name: &K::Name) -> Option<Arc<K>> {
-        let entry = self.objects.get(name)?;
-        Some(Arc::clone(&entry.object))
+    fn object(&self, name: &ObjectName) -> Option<Object> {
+        Some(self.objects.get(name)?.object.clone())
     }
 
     /// Ends a complete list: objects that were not in it are gone.
     pub(super) fn end_list(&mut self) {
         let (list, unsent) = (self.list, &mut self.unsent);
-        self.objects.retain(|entry| {
+        self.objects.retain(|name, entry| {
             let is_listed = entry.list == list;
             if !is_listed {
-                unsent.insert(entry.own_name().clone());
+                unsent.insert(name.clone());
             }
             is_listed
         });
         self.objects.shrink_to_fit();
-        self.listing = false;
+        self.complete = true;
         self.settled = true;
     }
 
     /// Adds or replaces an object. Returns false if there is no room for it.
-    pub(super) fn put(&mut self, object: K) -> bool {
-        let (list, name) = (self.list, object.own_name().clone());
+    pub(super) fn put(&mut self, object: Object) -> bool {
+        let (list, name) = (self.list, object.name());
         let before = self.objects.get_mut(&name);
         let counted = before.as_ref().filter(|entry| entry.list == list);
-        let counted = counted.map_or(0, |entry| entry.object.size());
-        let size = self.size - counted + object.size();
-        if size > MOST_KEPT {
+        let counted = counted.map_or(0, |entry| size(&entry.object));
+        let total = self.size - counted + size(&object);
+        if total > MOST_KEPT {
             return false;
         }
-        self.size = size;
+        self.size = total;
         if let Some(entry) = before {
             entry.list = list;
-            if *entry.object == object {
+            if entry.object == object {
                 return true;
             }
-            entry.object = Arc::new(object);
+            entry.object = object;
         } else {
-            let object = Arc::new(object);
             let since = list;
-            self.objects.insert(Entry {
+            let entry = Entry {
                 object,
                 list,
                 since,
-            });
+            };
+            self.objects.insert(name.clone(), entry);
         }
         self.unsent.insert(name);
         true
@@ -138,21 +115,21 @@ impl<K: Kind> Known<K> {
 
     /// Counts an object as listed although its new version cannot be used: the previous version
     /// stays in use. Returns whether there is one.
-    pub(super) fn preserve(&mut self, name: &K::Name) -> bool {
+    pub(super) fn preserve(&mut self, name: &ObjectName) -> bool {
         let Some(entry) = self.objects.get_mut(name) else {
             return false;
         };
         if std::mem::replace(&mut entry.list, self.list) != self.list {
-            self.size += entry.object.size();
+            self.size += size(&entry.object);
         }
         true
     }
 
     /// Removes an object that is gone.
-    pub(super) fn remove(&mut self, name: K::Name) {
+    pub(super) fn remove(&mut self, name: ObjectName) {
         if let Some(entry) = self.objects.remove(&name) {
             if entry.list == self.list {
-                self.size -= entry.object.size();
+                self.size -= size(&entry.object);
             }
             self.unsent.insert(name);
         }
@@ -170,18 +147,18 @@ impl<K: Kind> Known<K> {
 
     /// Returns whether there are changes to forward.
     pub(super) fn has_changes(&self) -> bool {
-        !self.before_list.is_empty() || !self.listing && !self.unsent.is_empty()
+        !self.before_list.is_empty() || self.complete && !self.unsent.is_empty()
     }
 
     /// Appends the changes to `events`, except those that an incomplete list brought.
     pub(super) fn send_changes(&mut self, events: &mut Vec<Event>) {
         let event = |name, object| match object {
-            Some(object) => K::came(object),
-            None => K::gone(name),
+            Some(object) => Event::Changed(object),
+            None => Event::Gone(name),
         };
         let before = std::mem::take(&mut self.before_list).into_iter();
         events.extend(before.map(|(name, object)| event(name, object)));
-        if self.listing {
+        if !self.complete {
             return;
         }
         // The set itself is dropped: it is large after the first list.
@@ -190,6 +167,29 @@ impl<K: Kind> Known<K> {
             events.push(event(name, object));
         }
     }
+}
+
+/// Approximate size of an object with its names in bytes, without its lists.
+const SMALL: usize = 300;
+
+/// Estimates the size of an object in bytes.
+fn size(object: &Object) -> usize {
+    let lists = match object {
+        Object::Node(node) => size_of_val(&*node.pod_cidrs) + size_of_val(&*node.addresses),
+        Object::ServiceCidr(cidr) => size_of_val(&*cidr.networks),
+        Object::Service(service) => service.serving.as_ref().map_or(0, |serving| {
+            size_of_val(&*serving.ports)
+                + size_of_val(&*serving.external_ips)
+                + size_of_val(&*serving.load_balancer_ips)
+                + size_of_val(&*serving.load_balancer_source_ranges)
+        }),
+        Object::EndpointSlice(slice) => {
+            size_of_val(&*slice.ports)
+                + size_of_val(&*slice.endpoints)
+                + size_of_val(&*slice.forbidden)
+        }
+    };
+    SMALL + lists
 }
 
 #[cfg(test)]
@@ -209,21 +209,25 @@ mod tests {
         }
     }
 
-    fn put(known: &mut Known<Node>, name: &str, zone: &str) {
-        assert!(known.put(node(name, zone)));
+    fn name(of: &str) -> ObjectName {
+        ObjectName::Node(of.into())
+    }
+
+    fn put(known: &mut Known, name: &str, zone: &str) {
+        assert!(known.put(Object::Node(node(name, zone).into())));
     }
 
     /// Returns the sent events, as `name=zone` or `-name`, sorted.
-    fn sent(known: &mut Known<Node>) -> Vec<String> {
+    fn sent(known: &mut Known) -> Vec<String> {
         let mut events = Vec::new();
         known.send_changes(&mut events);
         let mut sent: Vec<String> = events
             .into_iter()
             .map(|event| match event {
-                Event::Node(node) => {
+                Event::Changed(Object::Node(node)) => {
                     format!("{}={}", node.name, node.zone.as_deref().unwrap_or("?"))
                 }
-                Event::NodeGone(name) => format!("-{name}"),
+                Event::Gone(ObjectName::Node(name)) => format!("-{name}"),
                 other => format!("{other:?}"),
             })
             .collect();
@@ -231,8 +235,8 @@ mod tests {
         sent
     }
 
-    fn listed() -> Known<Node> {
-        let mut known = Known::new();
+    fn listed() -> Known {
+        let mut known = Known::default();
         known.begin_list();
         for name in ["a", "b", "c"] {
             put(&mut known, name, "1");
@@ -255,7 +259,7 @@ mod tests {
         known.begin_list();
         put(&mut known, "b", "2");
         put(&mut known, "d", "1");
-        known.preserve(&"a".into());
+        known.preserve(&name("a"));
         assert!(!known.has_changes());
         known.end_list();
         assert!(known.has_changes());
@@ -267,13 +271,13 @@ mod tests {
     fn what_changed_before_a_list_does_not_wait_for_its_end() {
         let mut known = listed();
         put(&mut known, "b", "2");
-        known.remove("c".into());
+        known.remove(name("c"));
         known.begin_list();
         put(&mut known, "b", "3");
         assert!(known.has_changes());
         assert_eq!(sent(&mut known), ["-c", "b=2"]);
         assert!(!known.has_changes(), "half a list");
-        known.preserve(&"a".into());
+        known.preserve(&name("a"));
         known.end_list();
         assert_eq!(sent(&mut known), ["b=3"]);
     }
@@ -286,19 +290,20 @@ mod tests {
         for zone in ["2", "3", "4"] {
             put(&mut known, "b", zone);
         }
-        known.remove("c".into());
-        known.remove("c".into());
-        known.remove("unknown".into());
+        known.remove(name("c"));
+        known.remove(name("c"));
+        known.remove(name("unknown"));
         assert_eq!(sent(&mut known), ["-c", "b=4"]);
     }
 
     /// A node of about 20 MB.
-    fn large(name: &str) -> Node {
+    fn large(name: &str) -> Object {
         let networks = vec!["10.0.0.0/24".parse().expect("a network"); 1 << 20];
-        Node {
+        let node = Node {
             pod_cidrs: networks.into(),
             ..node(name, "1")
-        }
+        };
+        Object::Node(node.into())
     }
 
     #[test]
@@ -321,7 +326,7 @@ mod tests {
         let fit = (0..20).take_while(|i| known.put(large(&format!("z{i}"))));
         let fit = fit.count();
         assert!(!known.put(large("more")));
-        known.remove("z0".into());
+        known.remove(name("z0"));
         assert!(known.put(large("more")));
         assert!(known.put(large("z1")), "it takes no more than before");
         assert_eq!(sent(&mut known).len(), fit + 1);

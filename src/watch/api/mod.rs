@@ -2,8 +2,8 @@
 //!
 //! `ask` makes one request, with the connection and credentials of `api_client`. `follow` lists and
 //! watches one kind of objects and resumes after every failure; `intake` decodes and reduces the
-//! answers, one object at a time, with the types of `wire` and `kind`. `known` holds the objects
-//! and the changes that were not sent yet; this file combines the kinds and sends batches.
+//! answers, one object at a time, as `followed` says. `known` holds the objects and the changes that
+//! were not sent yet; this file combines the kinds and sends batches.
 //!
 //! # Calls
 //! RBAC must allow the following calls and no others (`tests/deploy/rights.rs`). Services and EndpointSlices are
@@ -21,6 +21,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::{
     sync::{Notify, mpsc},
@@ -30,23 +31,18 @@ use tracing::warn;
 
 use self::{
     follow::Follower,
+    followed::{Followed, followed},
     intake::Intake,
-    kind::{Elsewhere, Kind},
     known::Known,
     pause::Pauses,
     server::Server,
 };
-use crate::{
-    api_client::Access,
-    log_once::LogOnce,
-    services::{Batch, EndpointSlice, Event, Names, Node, Service, ServiceCidr},
-    watch::SourceHealth,
-};
+use crate::{api_client::Access, services::Batch, watch::SourceHealth};
 
 mod ask;
 mod follow;
+mod followed;
 mod intake;
-mod kind;
 mod known;
 mod lines;
 mod pause;
@@ -113,170 +109,67 @@ pub fn spawn(access: Access, settings: Settings, batches: mpsc::Sender<Batch>) {
     });
 }
 
-struct Objects {
-    services: Mutex<Known<Service>>,
-    slices: Mutex<Known<EndpointSlice>>,
-    node: Mutex<Known<Node>>,
-    /// `None`: weights of Nodes do not count, not even that of this node, because there would be
-    /// none to compare it with.
-    elsewhere: Option<Mutex<Known<Elsewhere>>>,
-    /// `None`: they are not followed.
-    service_cidrs: Option<Mutex<Known<ServiceCidr>>>,
-    logged: Mutex<LogOnce>,
-}
+/// The objects of each kind that is followed.
+type Kinds = [(Followed, Mutex<Known>)];
 
 async fn follow_all(access: &Access, settings: &Settings, sender: &mpsc::Sender<Batch>) {
-    let names = &Mutex::new(Names::default());
-    let health = &*settings.health;
-    let changes = &Notify::new();
-    let objects = Objects {
-        services: Mutex::new(Known::new()),
-        slices: Mutex::new(Known::new()),
-        node: Mutex::new(Known::new()),
-        elsewhere: settings.node_weights.then(|| Mutex::new(Known::new())),
-        service_cidrs: settings.service_cidrs.then(|| Mutex::new(Known::new())),
-        logged: Mutex::default(),
-    };
-    let pauses = || Pauses::new(settings.first_pause, settings.longest_pause);
-    let own = format!("metadata.name={}", settings.node_name);
-    let others = format!("metadata.name!={}", settings.node_name);
-    let server = &Server::default();
-    let context = || follow::Context {
-        access,
-        server,
-        changes,
-        health,
-    };
-    let services = Follower::new(
-        context(),
-        None,
-        Intake::new(names, &objects.services, health),
-        pauses(),
-    );
-    let slices = Follower::new(
-        context(),
-        None,
-        Intake::new(names, &objects.slices, health),
-        pauses(),
-    );
-    let node = Follower::new(
-        context(),
-        Some(own),
-        Intake::new(names, &objects.node, health),
-        pauses(),
-    );
-    let elsewhere = objects.elsewhere.as_ref().map(|known| {
-        let intake = Intake::new(names, known, health);
-        Follower::new(context(), Some(others), intake, pauses())
-    });
-    let service_cidrs = objects.service_cidrs.as_ref().map(|known| {
-        let intake = Intake::new(names, known, health);
-        Follower::new(context(), None, intake, pauses())
+    let kinds = followed(settings).into_iter();
+    let kinds: Vec<_> = kinds.map(|kind| (kind, Mutex::default())).collect();
+    let (names, server, changes) = (Mutex::default(), Server::default(), Notify::new());
+    let followers = kinds.iter().map(|(followed, known)| {
+        let intake = Intake::new(followed, &names, known, settings);
+        let pauses = Pauses::new(settings.first_pause, settings.longest_pause);
+        Follower::new(access, &server, &changes, intake, pauses).run()
     });
     tokio::select! {
-        () = async {
-            tokio::join!(
-                services.run(),
-                slices.run(),
-                node.run(),
-                run_if_any(elsewhere),
-                run_if_any(service_cidrs),
-            );
-         } => {}
-        () = objects.send(changes, sender) => {}
+        _ = join_all(followers) => {}
+        () = send(&kinds, &changes, sender) => {}
     }
 }
 
-/// Follows a kind of objects, if that is configured.
-async fn run_if_any<K: Kind>(follower: Option<Follower<'_, K>>) {
-    if let Some(follower) = follower {
-        follower.run().await;
-    }
-}
-
-/// Returns whether the kind is settled; also true if its objects are not followed.
-fn is_settled<K: Kind>(followed: Option<&Mutex<Known<K>>>) -> bool {
-    followed.is_none_or(|known| known.lock().is_settled())
-}
-
-impl Objects {
-    /// Sends changes until the receiver is dropped.
-    async fn send(&self, changes: &Notify, sender: &mpsc::Sender<Batch>) {
-        self.settled(changes).await;
-        let mut first = true;
-        loop {
-            if !first {
-                changes.notified().await;
-            }
-            sleep(GATHER).await;
-            // The receiver may be busy; changes in the meantime become part of the batch.
-            let Ok(place) = sender.reserve().await else {
-                return;
-            };
-            let batch = self.batch();
-            if std::mem::take(&mut first) || !batch.events.is_empty() {
-                place.send(batch);
-            }
-        }
-    }
-
-    /// Waits until there is enough for a first batch.
-    async fn settled(&self, changes: &Notify) {
-        while !self.are_required_settled() {
+/// Sends changes until the receiver is dropped.
+async fn send(kinds: &Kinds, changes: &Notify, sender: &mpsc::Sender<Batch>) {
+    settled(kinds, changes).await;
+    let mut first = true;
+    loop {
+        if !first {
             changes.notified().await;
         }
-        let all = async {
-            while !self.are_others_settled() {
-                changes.notified().await;
-            }
+        sleep(GATHER).await;
+        // The receiver may be busy; changes in the meantime become part of the batch.
+        let Ok(place) = sender.reserve().await else {
+            return;
         };
-        if timeout(PATIENCE, all).await.is_err() {
-            warn!(
-                "applying Services and EndpointSlices without other objects, which could not be \
-                 listed within {PATIENCE:?}; `tripod status` names them"
-            );
-        }
-    }
-
-    fn are_required_settled(&self) -> bool {
-        self.services.lock().is_settled() && self.slices.lock().is_settled()
-    }
-
-    fn are_others_settled(&self) -> bool {
-        self.node.lock().is_settled()
-            && is_settled(self.elsewhere.as_ref())
-            && is_settled(self.service_cidrs.as_ref())
-    }
-
-    fn batch(&self) -> Batch {
         let mut events = Vec::new();
-        self.node.lock().send_changes(&mut events);
-        match &self.elsewhere {
-            Some(elsewhere) => elsewhere.lock().send_changes(&mut events),
-            None => self.leave_out_weights(&mut events),
+        for (_, known) in kinds {
+            known.lock().send_changes(&mut events);
         }
-        if let Some(service_cidrs) = &self.service_cidrs {
-            service_cidrs.lock().send_changes(&mut events);
+        if std::mem::take(&mut first) || !events.is_empty() {
+            place.send(Batch { events });
         }
-        self.services.lock().send_changes(&mut events);
-        self.slices.lock().send_changes(&mut events);
-        Batch { events }
     }
+}
 
-    fn leave_out_weights(&self, events: &mut [Event]) {
-        for event in events {
-            let Event::Node(node) = event else {
-                continue;
-            };
-            if node.weight.is_some() {
-                Arc::make_mut(node).weight = None;
-                if self.logged.lock().is_new("a weight") {
-                    warn!(
-                        "Node {} has a weight, which is used only with --node-weights",
-                        node.name
-                    );
-                }
-            }
+/// Waits until there is enough for a first batch.
+async fn settled(kinds: &Kinds, changes: &Notify) {
+    let is_open = |only_required: bool| {
+        let mut kinds = kinds.iter();
+        kinds.any(|(followed, known)| {
+            (followed.required || !only_required) && !known.lock().is_settled()
+        })
+    };
+    while is_open(true) {
+        changes.notified().await;
+    }
+    let all = async {
+        while is_open(false) {
+            changes.notified().await;
         }
+    };
+    if timeout(PATIENCE, all).await.is_err() {
+        warn!(
+            "applying Services and EndpointSlices without other objects, which could not be \
+             listed within {PATIENCE:?}; `tripod status` names them"
+        );
     }
 }

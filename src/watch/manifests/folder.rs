@@ -9,12 +9,11 @@ use std::{
 };
 
 use super::{
-    kind::Key,
     report::{Report, first_of},
     version::Version,
     versions::Versions,
 };
-use crate::services::{Event, Names};
+use crate::services::{Event, Names, Object, ObjectName};
 
 /// Maximum number of faults of a file that are remembered.
 const MOST_FAULTS: usize = 10;
@@ -35,7 +34,7 @@ pub(super) enum Found {
 pub(super) struct Folder {
     files: BTreeMap<OsString, File>,
     /// Every file's version of an object; that of the last file counts.
-    versions: HashMap<Key, Versions<Event>>,
+    versions: HashMap<ObjectName, Versions<Object>>,
     names: Names,
 }
 
@@ -43,10 +42,10 @@ pub(super) struct Folder {
 struct File {
     /// Hash of the last text or reason whose reports were logged.
     hash: Option<u64>,
-    /// The objects of the file that are in use, each as the event that it was added.
-    objects: BTreeMap<Key, Event>,
+    /// The objects of the file that are in use.
+    objects: BTreeMap<ObjectName, Object>,
     /// Those of them that are kept, because a broken part of the file has them, or may have them.
-    preserved: BTreeSet<Key>,
+    preserved: BTreeSet<ObjectName>,
     /// The present faults of the file.
     faults: Vec<String>,
     ignored: BTreeSet<String>,
@@ -74,7 +73,7 @@ impl Folder {
     pub(super) fn take(&mut self, found: impl IntoIterator<Item = (OsString, Found)>) -> Outcome {
         let mut reports = Vec::new();
         // The versions, before this call, of each object that may differ now.
-        let mut changed: BTreeMap<Key, Versions<Event>> = BTreeMap::new();
+        let mut changed: BTreeMap<ObjectName, Versions<Object>> = BTreeMap::new();
         for (name, found) in found {
             let file: Arc<OsStr> = name.as_os_str().into();
             for (key, object) in self.read(&name, found, &mut reports) {
@@ -93,10 +92,10 @@ impl Folder {
             let now = now.unwrap_or(&empty);
             report_duplicates(&key, &before, now, &mut reports);
             let winning =
-                |versions: &Versions<Event>| versions.winner().map(|(_, object)| object.clone());
+                |versions: &Versions<Object>| versions.winner().map(|(_, object)| object.clone());
             let (old, new) = (winning(&before), winning(now));
             if old != new {
-                events.push(new.unwrap_or_else(|| key.clone().gone()));
+                events.push(new.map_or_else(|| Event::Gone(key.clone()), Event::Changed));
             }
             if now.is_empty() {
                 self.versions.remove(&key);
@@ -112,7 +111,7 @@ impl Folder {
         name: &OsStr,
         found: Found,
         reports: &mut Vec<Report>,
-    ) -> Vec<(Key, Option<Event>)> {
+    ) -> Vec<(ObjectName, Option<Object>)> {
         let hash = {
             let mut hasher = DefaultHasher::new();
             match &found {
@@ -171,7 +170,7 @@ impl File {
         version: Version,
         was_broken: bool,
         reports: &mut Vec<Report>,
-    ) -> Vec<(Key, Option<Event>)> {
+    ) -> Vec<(ObjectName, Option<Object>)> {
         let Version {
             mut objects,
             unread,
@@ -223,9 +222,9 @@ impl File {
 
 /// Reports which file counts, if that is new.
 fn report_duplicates(
-    key: &Key,
-    before: &Versions<Event>,
-    now: &Versions<Event>,
+    key: &ObjectName,
+    before: &Versions<Object>,
+    now: &Versions<Object>,
     reports: &mut Vec<Report>,
 ) {
     let Some((winner, _)) = now.winner() else {

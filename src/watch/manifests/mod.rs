@@ -22,7 +22,6 @@ use crate::services::Batch;
 mod disk;
 mod documents;
 mod folder;
-mod kind;
 mod notify;
 mod parse;
 mod path;

@@ -10,7 +10,10 @@ use self::{
     header::{Header, Named},
     meant::meant,
 };
-use super::kind::{ApiObject, Key, Kind};
+use crate::{
+    services::{Kind, ObjectName},
+    watch::kind::{ApiObject, kind_of},
+};
 
 mod decode;
 mod fields;
@@ -32,7 +35,7 @@ pub(super) fn read<T>(
         return Ok(Contents::default());
     };
     let (api_version, kind) = header.identity().map_err(Broken::because)?;
-    if let Some(kind) = Kind::of(&api_version, &kind) {
+    if let Some(kind) = kind_of(&api_version, &kind) {
         let object = decode_object(text, format, kind)
             .map_err(|broken| broken.quoting(text).of(key(text, format, kind)))?;
         let mut unknown = Vec::new();
@@ -46,7 +49,7 @@ pub(super) fn read<T>(
     let each = |item, object, unknown| each(Some(item), object, unknown);
     match kind.strip_suffix("List") {
         Some("") if api_version == "v1" => list::read(text, format, None, each),
-        Some(of) if Kind::of(&api_version, of).is_some() => {
+        Some(of) if kind_of(&api_version, of).is_some() => {
             list::read(text, format, Some((&api_version, of)), each)
         }
         _ => match meant(&api_version, &kind) {
@@ -63,7 +66,7 @@ pub(super) fn read<T>(
 }
 
 /// Identifies the object of that kind in a document, if that can be parsed.
-fn key(text: &str, format: Format, kind: Kind) -> Option<Key> {
+fn key(text: &str, format: Format, kind: Kind) -> Option<ObjectName> {
     let named = decode(text, format, Seed::<Named>::default());
     named.ok()?.key(kind)
 }

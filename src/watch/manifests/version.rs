@@ -8,34 +8,35 @@ use std::{
 
 use super::{
     documents::{Document, split_json, split_yaml},
-    kind::{ApiObject, Key},
     parse::{self, Broken, Contents, Format, UnknownField},
     report::Report,
 };
-use crate::services::{Event, Names, Reduced};
+use crate::{
+    services::{Loopback, Names, Object, ObjectName, Reduced},
+    watch::kind::ApiObject,
+};
 
 /// The objects in a file's text, and its faults.
 pub(super) struct Version {
-    /// Each object as the event that it was added.
-    pub(super) objects: BTreeMap<Key, Event>,
+    pub(super) objects: BTreeMap<ObjectName, Object>,
     pub(super) unread: Unread,
     pub(super) reports: Vec<Report>,
     file: OsString,
     /// Objects that occur more than once, each with the number of times.
-    repeated: BTreeMap<Key, usize>,
+    repeated: BTreeMap<ObjectName, usize>,
 }
 
 /// The parts of a text that cannot be parsed or used.
 #[derive(Debug, Default)]
 pub(super) struct Unread {
     /// The broken objects whose keys can be read.
-    pub(super) keys: BTreeSet<Key>,
+    pub(super) keys: BTreeSet<ObjectName>,
     /// Whether there is a part whose objects are unknown.
     pub(super) unknown: bool,
 }
 
 /// An object of a document, with its unknown fields, or its fault.
-type ReducedDocument = Result<(Reduced<(Key, Event)>, Vec<UnknownField>), Broken>;
+type ReducedDocument = Result<(Reduced<Object>, Vec<UnknownField>), Broken>;
 
 impl Unread {
     /// Returns whether there are no such parts.
@@ -44,7 +45,7 @@ impl Unread {
     }
 
     /// Returns whether these parts may have that object.
-    pub(super) fn may_have(&self, key: &Key) -> bool {
+    pub(super) fn may_have(&self, key: &ObjectName) -> bool {
         self.unknown || self.keys.contains(key)
     }
 }
@@ -67,7 +68,7 @@ impl Version {
         };
         for document in documents {
             let each = |item, object: ApiObject, unknown: Vec<UnknownField>| {
-                let key = object.key();
+                let key = object.name();
                 let mut typing_errors = unknown.iter().filter(|field| field.is_typing_error());
                 if let Some(field) = typing_errors.next() {
                     let item = Broken {
@@ -76,12 +77,14 @@ impl Version {
                     };
                     return Err(item.of(key));
                 }
-                let reduced = object.reduce(names).map_err(|fault| Broken {
-                    item,
-                    key,
-                    reason: fault.to_string(),
-                    ..Broken::default()
-                })?;
+                let reduced = object
+                    .reduce(Loopback::Allowed, names)
+                    .map_err(|fault| Broken {
+                        item,
+                        key,
+                        reason: fault.to_string(),
+                        ..Broken::default()
+                    })?;
                 Ok((reduced, unknown))
             };
             let contents = parse::read(document.text, format, each);
@@ -110,13 +113,10 @@ impl Version {
         for reduced in contents.objects {
             match reduced {
                 Ok((reduced, unknown)) => {
-                    let Reduced {
-                        object: (key, object),
-                        warnings: skipped,
-                    } = reduced;
-                    warnings.extend(skipped.iter().map(ToString::to_string));
+                    let key = reduced.object.name();
+                    warnings.extend(reduced.warnings.iter().map(ToString::to_string));
                     warnings.extend(unknown.iter().map(|field| format!("{key}: {field}")));
-                    if self.objects.insert(key.clone(), object).is_some() {
+                    if self.objects.insert(key.clone(), reduced.object).is_some() {
                         *self.repeated.entry(key).or_insert(1) += 1;
                     }
                 }

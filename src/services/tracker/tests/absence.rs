@@ -17,7 +17,7 @@ fn why(selector: &str, family: &str, slices: &[(&str, &str)], reach: Reach) -> O
     let service = Service::reduce(&service, &mut Names::default()).expect("good Service");
     let slices = slices.iter().zip(["s1", "s2"]);
     let slices = slices.map(|((port, endpoints), name)| slice(name, "a", port, endpoints));
-    let service = Event::Service(Arc::new(service.object));
+    let service = Event::Changed(Object::Service(Arc::new(service.object)));
     tracker.apply(std::iter::once(service).chain(slices));
     let port = tracker.map().iter().next().expect("a ServicePort");
     port.endpoints.none_in_use(reach)
@@ -111,10 +111,11 @@ fn a_slice_without_ports_is_named_as_such() {
         "{metadata: {name: s, labels: {kubernetes.io/service-name: a}}, addressType: IPv4, \
          endpoints: [{addresses: [10.1.0.1]}]}",
     );
-    let no_ports = EndpointSlice::reduce(&no_ports, &mut Names::default()).expect("good slice");
+    let no_ports = EndpointSlice::reduce(&no_ports, Loopback::Refused, &mut Names::default())
+        .expect("good slice");
     tracker.apply([
         service("a", "ports: [{port: 80}]"),
-        Event::EndpointSlice(Arc::new(no_ports.object)),
+        Event::Changed(Object::EndpointSlice(Arc::new(no_ports.object))),
     ]);
     let port = tracker.map().iter().next().expect("a ServicePort");
     let why = port.endpoints.none_in_use(Reach::Any).unwrap_or_default();

@@ -17,7 +17,7 @@ fn objects(number: u32) -> [Event; 2] {
     ));
     let reduced = Service::reduce(&service, &mut Names::default()).expect("good Service");
     [
-        Event::Service(Arc::new(reduced.object)),
+        Event::Changed(Object::Service(Arc::new(reduced.object))),
         endpoints(number, 0),
     ]
 }

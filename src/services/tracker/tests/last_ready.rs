@@ -14,7 +14,7 @@ fn service_with(annotations: &str) -> Event {
          spec: {{clusterIP: 10.0.0.1, ports: [{{port: 80}}]}}}}"
     ));
     let reduced = Service::reduce(&service, &mut Names::default()).expect("good Service");
-    Event::Service(Arc::new(reduced.object))
+    Event::Changed(Object::Service(Arc::new(reduced.object)))
 }
 
 fn wanting() -> Event {
@@ -107,7 +107,7 @@ async fn those_that_end_do_not_stay() {
     assert_eq!(in_use(&tracker), [3, 4]);
     tracker.apply([ejected]);
     assert_eq!(in_use(&tracker), [4], "3 does not answer");
-    tracker.apply([Event::ServiceGone(service_name("web")), slice_gone("s")]);
+    tracker.apply([Event::Gone(ObjectName::Service(service_name("web"))), slice_gone("s")]);
     assert!(tracker.last_ready.is_empty());
 }
 

@@ -21,7 +21,7 @@ async fn a_service_that_comes_and_goes_is_not_logged() {
     let steps = [
         service("web", "ports: [{port: 80}]"),
         slice("w", "web", "port: 80", "{addresses: [10.1.0.1]}"),
-        Event::ServiceGone(service_name("web")),
+        Event::Gone(ObjectName::Service(service_name("web"))),
         slice_gone("w"),
     ];
     for event in steps {

@@ -99,7 +99,7 @@ fn any_service() -> impl Strategy<Value = Event> {
                 external_traffic_policy: policy(external),
                 health_check_node_port: None,
             };
-            Event::Service(Arc::new(Service {
+            Event::Changed(Object::Service(Arc::new(Service {
                 name: service_name(NAMES[name]),
                 created: Created::at(created),
                 serving: if headless {
@@ -114,7 +114,7 @@ fn any_service() -> impl Strategy<Value = Event> {
                         ..Preferences::NONE
                     })
                 }),
-            }))
+            })))
         },
     )
 }
@@ -160,7 +160,7 @@ fn any_slice() -> impl Strategy<Value = Event> {
                     }),
                 },
             );
-            Event::EndpointSlice(Arc::new(EndpointSlice {
+            Event::Changed(Object::EndpointSlice(Arc::new(EndpointSlice {
                 name: SliceName {
                     namespace: "default".into(),
                     name: NAMES[name].into(),
@@ -175,14 +175,14 @@ fn any_slice() -> impl Strategy<Value = Event> {
                 forbidden: Box::default(),
                 weight,
                 trigger: Trigger::default(),
-            }))
+            })))
         })
 }
 
 fn any_node() -> impl Strategy<Value = Event> {
     let weight = prop::option::of(0..3_u16);
     (0..2_usize, 0..3_usize, weight).prop_map(|(name, zone, weight)| {
-        Event::Node(Arc::new(Node {
+        Event::Changed(Object::Node(Arc::new(Node {
             name: ["here", "there"][name].into(),
             zone: (zone > 0).then(|| ZONES[zone].into()),
             pod_cidrs: [].into(),
@@ -190,7 +190,7 @@ fn any_node() -> impl Strategy<Value = Event> {
             deleting: false,
             to_be_deleted: false,
             weight,
-        }))
+        })))
     })
 }
 
@@ -198,13 +198,13 @@ fn any_service_cidr() -> impl Strategy<Value = Event> {
     let networks = vec!["10.96.0.0/16", "10.96.0.0/12", "fd00:96::/112"];
     let networks = prop::sample::subsequence(networks, 0..=2);
     (prop::sample::select(vec!["one", "two"]), networks).prop_map(|(name, networks)| {
-        Event::ServiceCidr(Arc::new(ServiceCidr {
+        Event::Changed(Object::ServiceCidr(Arc::new(ServiceCidr {
             name: name.into(),
             networks: networks
                 .iter()
                 .map(|net| net.parse().expect("net"))
                 .collect(),
-        }))
+        })))
     })
 }
 
@@ -213,11 +213,11 @@ fn any_event() -> impl Strategy<Value = Event> {
         4 => any_service(),
         6 => any_slice(),
         2 => any_node(),
-        1 => (0..3_usize).prop_map(|name| Event::ServiceGone(service_name(NAMES[name]))),
+        1 => (0..3_usize).prop_map(|name| Event::Gone(ObjectName::Service(service_name(NAMES[name])))),
         2 => (0..3_usize).prop_map(|name| slice_gone(NAMES[name])),
-        1 => prop::sample::select(vec!["here", "there"]).prop_map(|name| Event::NodeGone(name.into())),
+        1 => prop::sample::select(vec!["here", "there"]).prop_map(|name| Event::Gone(ObjectName::Node(name.into()))),
         1 => any_service_cidr(),
-        1 => prop::sample::select(vec!["one", "two"]).prop_map(|name| Event::ServiceCidrGone(name.into())),
+        1 => prop::sample::select(vec!["one", "two"]).prop_map(|name| Event::Gone(ObjectName::ServiceCidr(name.into()))),
     ]
 }
 
@@ -275,20 +275,43 @@ fn remaining(events: &[Event]) -> Vec<Event> {
     let mut remaining: Vec<Event> = Vec::new();
     for event in events {
         remaining.retain(|other| match (event, other) {
-            (Event::Service(new), Event::Service(old)) => new.name != old.name,
-            (Event::ServiceGone(gone), Event::Service(old)) => *gone != old.name,
-            (Event::EndpointSlice(new), Event::EndpointSlice(old)) => new.name != old.name,
-            (Event::EndpointSliceGone(gone), Event::EndpointSlice(old)) => *gone != old.name,
-            (Event::Node(new), Event::Node(old)) => new.name != old.name,
-            (Event::ServiceCidr(new), Event::ServiceCidr(old)) => new.name != old.name,
-            (Event::ServiceCidrGone(gone), Event::ServiceCidr(old)) => *gone != old.name,
+            (Event::Changed(Object::Service(new)), Event::Changed(Object::Service(old))) => {
+                new.name != old.name
+            }
+            (Event::Gone(ObjectName::Service(gone)), Event::Changed(Object::Service(old))) => {
+                *gone != old.name
+            }
+            (
+                Event::Changed(Object::EndpointSlice(new)),
+                Event::Changed(Object::EndpointSlice(old)),
+            ) => new.name != old.name,
+            (
+                Event::Gone(ObjectName::EndpointSlice(gone)),
+                Event::Changed(Object::EndpointSlice(old)),
+            ) => *gone != old.name,
+            (Event::Changed(Object::Node(new)), Event::Changed(Object::Node(old))) => {
+                new.name != old.name
+            }
+            (
+                Event::Changed(Object::ServiceCidr(new)),
+                Event::Changed(Object::ServiceCidr(old)),
+            ) => new.name != old.name,
+            (
+                Event::Gone(ObjectName::ServiceCidr(gone)),
+                Event::Changed(Object::ServiceCidr(old)),
+            ) => *gone != old.name,
             // The last known state of this node's own Node is kept.
-            (Event::NodeGone(gone), Event::Node(old)) => *gone != old.name || &**gone == "here",
+            (Event::Gone(ObjectName::Node(gone)), Event::Changed(Object::Node(old))) => {
+                *gone != old.name || &**gone == "here"
+            }
             _ => true,
         });
         if matches!(
             event,
-            Event::Service(_) | Event::EndpointSlice(_) | Event::Node(_) | Event::ServiceCidr(_)
+            Event::Changed(Object::Service(_))
+                | Event::Changed(Object::EndpointSlice(_))
+                | Event::Changed(Object::Node(_))
+                | Event::Changed(Object::ServiceCidr(_))
         ) {
             remaining.push(event.clone());
         }

@@ -15,7 +15,7 @@ fn slow(name: &str) -> Event {
          spec: {{clusterIP: 10.0.0.1, ports: [{{port: 80}}]}}}}"
     ));
     let reduced = Service::reduce(&service, &mut Names::default()).expect("good Service");
-    Event::Service(Arc::new(reduced.object))
+    Event::Changed(Object::Service(Arc::new(reduced.object)))
 }
 
 /// A slice whose endpoints belong to these pods, which end the addresses, and are ready or not.
@@ -153,6 +153,9 @@ async fn nothing_is_kept_of_services_without_slow_start() {
     assert_eq!(shares(&tracker, "web"), [1, 1]);
     assert!(is_at_rest(&tracker).await);
     tracker.apply([slow("web")]);
-    tracker.apply([Event::ServiceGone(service_name("web")), slice_gone("s")]);
+    tracker.apply([
+        Event::Gone(ObjectName::Service(service_name("web"))),
+        slice_gone("s"),
+    ]);
     assert!(tracker.slow_starts.is_empty());
 }

@@ -9,7 +9,7 @@ fn ejecting() -> Event {
           spec: {clusterIP: 10.0.0.1, ports: [{port: 80}]}}",
     );
     let reduced = Service::reduce(&service, &mut Names::default()).expect("good Service");
-    Event::Service(Arc::new(reduced.object))
+    Event::Changed(Object::Service(Arc::new(reduced.object)))
 }
 
 fn eject(endpoints: &[&str]) -> Event {
@@ -39,7 +39,10 @@ fn an_endpoint_stays_ejected_while_its_service_goes_and_comes_back() {
     assert_eq!(weights(&tracker), Some(vec![1, 1]));
     tracker.apply([eject(&["10.1.0.1:80"])]);
     assert_eq!(weights(&tracker), Some(vec![0, 1]));
-    tracker.apply([Event::ServiceGone(service_name("web")), slice_gone("s")]);
+    tracker.apply([
+        Event::Gone(ObjectName::Service(service_name("web"))),
+        slice_gone("s"),
+    ]);
     assert_eq!(weights(&tracker), None);
     tracker.apply([ejecting(), slice()]);
     assert_eq!(weights(&tracker), Some(vec![0, 1]));

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::{log::lines, services::Service};
+use crate::{log::lines, services::Kind, watch::api::followed};
 
 const LINES: [&str; 6] = [
     r#"{"type":"ADDED","object":{"metadata":{"name":"a","namespace":"b","resourceVersion":"7",
@@ -30,10 +30,10 @@ const LINES: [&str; 6] = [
 
 #[test]
 fn an_object_that_cannot_be_used_is_logged_once_and_when_it_can() {
-    let names = Mutex::new(Names::default());
-    let known = Mutex::new(Known::<Service>::new());
-    let health = SourceHealth::default();
-    let mut intake = Intake::new(&names, &known, &health);
+    let settings = Settings::for_node("node");
+    let followed = &followed(&settings)[0];
+    let (names, known) = Default::default();
+    let mut intake = Intake::new(followed, &names, &known, &settings);
     let log = lines(0, || {
         for (version, ip) in [(1, "x"), (2, "x"), (3, "192.0.2.1"), (4, "192.0.2.1")] {
             let event = json!({"type": "MODIFIED", "object": {
@@ -48,11 +48,11 @@ fn an_object_that_cannot_be_used_is_logged_once_and_when_it_can() {
         panic!("{log:#?}");
     };
     assert!(
-        wrong.contains("Services b/a: ") && wrong.contains("externalIPs"),
+        wrong.contains("Service b/a: ") && wrong.contains("externalIPs"),
         "{wrong}"
     );
     assert!(
-        over.contains("Services b/a: the object is valid again"),
+        over.contains("Service b/a: the object is valid again"),
         "{over}"
     );
 }
@@ -67,10 +67,10 @@ fn item(name: &str) -> Value {
 
 #[test]
 fn warnings_of_objects_that_a_list_lacks_are_forgotten() {
-    let names = Mutex::new(Names::default());
-    let known = Mutex::new(Known::<Service>::new());
-    let health = SourceHealth::default();
-    let mut intake = Intake::new(&names, &known, &health);
+    let settings = Settings::for_node("node");
+    let followed = &followed(&settings)[0];
+    let (names, known) = Default::default();
+    let mut intake = Intake::new(followed, &names, &known, &settings);
     let odd = |name: &str| {
         let mut item = item(name);
         item["spec"]["externalIPs"] = json!(["x"]);
@@ -85,7 +85,7 @@ fn warnings_of_objects_that_a_list_lacks_are_forgotten() {
     });
     assert_eq!(log.len(), 2, "each is logged once: {log:#?}");
     let left: Vec<_> = intake.warnings.keys().map(ToString::to_string).collect();
-    assert_eq!(left, ["b/c"]);
+    assert_eq!(left, ["Service b/c"]);
 }
 
 /// A label that is no text, an invalid time, annotations that are not a map.
@@ -96,10 +96,10 @@ fn an_object_whose_metadata_cannot_be_read_is_left_out_alone() {
         ("creationTimestamp", json!("yesterday")),
         ("annotations", json!(7)),
     ] {
-        let names = Mutex::new(Names::default());
-        let known = Mutex::new(Known::<Service>::new());
-        let health = SourceHealth::default();
-        let mut intake = Intake::new(&names, &known, &health);
+        let settings = Settings::for_node("node");
+        let followed = &followed(&settings)[0];
+        let (names, known) = Default::default();
+        let mut intake = Intake::new(followed, &names, &known, &settings);
         let mut odd = item("odd");
         odd["metadata"][field] = value;
         let log = lines(0, || {
@@ -113,7 +113,7 @@ fn an_object_whose_metadata_cannot_be_read_is_left_out_alone() {
         });
         assert_eq!(log.len(), 1, "{log:#?}");
         assert!(
-            log[0].contains("Services b/odd: it cannot be read"),
+            log[0].contains("Service b/odd: it cannot be read"),
             "{log:#?}"
         );
         assert_eq!(intake.version(), Some("8"));
@@ -129,10 +129,10 @@ fn an_object_whose_metadata_cannot_be_read_is_left_out_alone() {
 
 #[test]
 fn what_cannot_be_used_is_recorded_until_it_can() {
-    let names = Mutex::new(Names::default());
-    let known = Mutex::new(Known::<Service>::new());
-    let health = SourceHealth::default();
-    let mut intake = Intake::new(&names, &known, &health);
+    let settings = Settings::for_node("node");
+    let followed = &followed(&settings)[0];
+    let (names, known) = Default::default();
+    let mut intake = Intake::new(followed, &names, &known, &settings);
     // A field that is refused, and one that cannot be parsed.
     let refused = |name: &str| {
         let mut item = item(name);
@@ -142,12 +142,12 @@ fn what_cannot_be_used_is_recorded_until_it_can() {
     };
     let mut unread = item("unread");
     unread["spec"]["ports"] = json!([{"port": "http"}]);
-    let list = |intake: &mut Intake<'_, Service>, items: &[Value]| {
+    let list = |intake: &mut Intake<'_>, items: &[Value]| {
         intake.begin_list();
         let page = json!({"metadata": {"resourceVersion": "8"}, "items": items});
         assert!(super::page(intake, page.to_string().as_bytes()).is_ok());
     };
-    let line = |intake: &mut Intake<'_, Service>, kind: &str, mut object: Value| {
+    let line = |intake: &mut Intake<'_>, kind: &str, mut object: Value| {
         object["metadata"]["resourceVersion"] = json!("9");
         let event = json!({"type": kind, "object": object}).to_string();
         assert!(intake.line(event.as_bytes()).is_ok());
@@ -166,11 +166,9 @@ fn what_cannot_be_used_is_recorded_until_it_can() {
         "{log:#?}"
     );
     let unusable = || {
-        let unusable = health.unusable().into_iter();
-        let shown = unusable.map(|((kind, name), unusable)| {
-            assert_eq!(kind, "Service");
-            (name, unusable.stays, unusable.trouble.why)
-        });
+        let unusable = settings.health.unusable().into_iter();
+        let shown = unusable
+            .map(|(name, unusable)| (name.to_string(), unusable.stays, unusable.trouble.why));
         shown.collect::<Vec<_>>()
     };
     let found = unusable();
@@ -179,10 +177,10 @@ fn what_cannot_be_used_is_recorded_until_it_can() {
         .map(|(name, stays, _)| (&**name, *stays))
         .collect();
     let expected = [
-        ("b/a", false),
-        ("b/c", false),
-        ("b/good", true),
-        ("b/unread", false),
+        ("Service b/a", false),
+        ("Service b/c", false),
+        ("Service b/good", true),
+        ("Service b/unread", false),
     ];
     assert_eq!(stays, expected);
     assert!(
@@ -190,7 +188,8 @@ fn what_cannot_be_used_is_recorded_until_it_can() {
         "{found:?}"
     );
     assert!(found[3].2.starts_with("it cannot be read: "), "{found:?}");
-    let named = health.unusable_object("Service", "b/a".to_owned());
+    let named = ObjectName::new(Kind::Service, Some("b"), Some("a")).expect("a name");
+    let named = settings.health.unusable_object(&named);
     let addresses = named.expect("it is recorded").addresses;
     assert_eq!(addresses, [[10, 0, 0, 1], [192, 0, 2, 1]].map(IpAddr::from));
     line(&mut intake, "MODIFIED", item("a"));
@@ -200,7 +199,7 @@ fn what_cannot_be_used_is_recorded_until_it_can() {
     let [(name, stays, _)] = &unusable()[..] else {
         panic!("{:?}", unusable());
     };
-    assert!(name == "b/good" && *stays);
+    assert!(name == "Service b/good" && *stays);
     list(&mut intake, &[]);
     assert_eq!(unusable(), []);
 }

@@ -20,14 +20,14 @@ fn take(folder: &mut Folder, files: &[(&str, Found)]) -> (Vec<String>, Vec<Strin
     let files = files.iter();
     let outcome = folder.take(files.map(|(name, found)| (OsString::from(name), found.clone())));
     let events = outcome.events.iter().map(|event| match event {
-        Event::Service(service) => format!("+{}", service.name),
-        Event::ServiceGone(name) => format!("-{name}"),
-        Event::EndpointSlice(slice) => format!("+slice {}", slice.name),
-        Event::EndpointSliceGone(name) => format!("-slice {name}"),
-        Event::Node(node) => format!("+node {}", node.name),
-        Event::NodeGone(name) => format!("-node {name}"),
-        Event::ServiceCidr(cidr) => format!("+service cidr {}", cidr.name),
-        Event::ServiceCidrGone(name) => format!("-service cidr {name}"),
+        Event::Changed(Object::Service(service)) => format!("+{}", service.name),
+        Event::Gone(ObjectName::Service(name)) => format!("-{name}"),
+        Event::Changed(Object::EndpointSlice(slice)) => format!("+slice {}", slice.name),
+        Event::Gone(ObjectName::EndpointSlice(name)) => format!("-slice {name}"),
+        Event::Changed(Object::Node(node)) => format!("+node {}", node.name),
+        Event::Gone(ObjectName::Node(name)) => format!("-node {name}"),
+        Event::Changed(Object::ServiceCidr(cidr)) => format!("+service cidr {}", cidr.name),
+        Event::Gone(ObjectName::ServiceCidr(name)) => format!("-service cidr {name}"),
         Event::Ejected(ejected) => panic!("no object: {ejected:?}"),
     });
     let reports = outcome.reports.iter().map(ToString::to_string);
@@ -156,7 +156,7 @@ fn in_force(folder: &Folder) -> BTreeMap<String, String> {
     let winners = folder.versions.iter();
     winners
         .filter_map(|(key, versions)| match versions.winner()?.1 {
-            Event::Service(service) => {
+            Object::Service(service) => {
                 let ip = service.serving.as_ref().ok()?.cluster_ips[0];
                 Some((key.to_string(), ip.to_string()))
             }
@@ -329,7 +329,7 @@ fn the_last_file_by_name_counts() {
     let events = folder.versions.values().filter_map(Versions::winner);
     let ips: Vec<_> = events
         .map(|(_, object)| match object {
-            Event::Service(service) => service.serving.as_ref().map(|s| s.cluster_ips[0]),
+            Object::Service(service) => service.serving.as_ref().map(|s| s.cluster_ips[0]),
             _ => panic!("only Services here"),
         })
         .collect();
@@ -385,11 +385,11 @@ proptest! {
             files.insert(name.clone(), found.clone());
             for event in folder.take([(name, found)]).events {
                 match event {
-                    Event::Service(service) => {
+                    Event::Changed(Object::Service(service)) => {
                         let old = known.insert(service.name.clone(), Arc::clone(&service));
                         prop_assert_ne!(old, Some(service), "sent without a change");
                     }
-                    Event::ServiceGone(name) => prop_assert!(known.remove(&name).is_some()),
+                    Event::Gone(ObjectName::Service(name)) => prop_assert!(known.remove(&name).is_some()),
                     _ => prop_assert!(false, "only Services here"),
                 }
             }
@@ -397,7 +397,7 @@ proptest! {
             let fresh: BTreeMap<_, _> = fresh
                 .into_iter()
                 .filter_map(|event| match event {
-                    Event::Service(service) => Some((service.name.clone(), service)),
+                    Event::Changed(Object::Service(service)) => Some((service.name.clone(), service)),
                     _ => None,
                 })
                 .collect();

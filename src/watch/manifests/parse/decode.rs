@@ -9,7 +9,8 @@ use serde::{
 use serde_json::Value;
 
 use crate::{
-    watch::manifests::kind::{ApiObject, Key, Kind, ObjectSeed},
+    services::{Kind, ObjectName},
+    watch::kind::{ApiObject, ObjectSeed},
     yaml,
 };
 
@@ -48,7 +49,7 @@ pub(in crate::watch::manifests) struct Broken {
     /// Number of the item in the document's list, from 0.
     pub(in crate::watch::manifests) item: Option<usize>,
     /// The object that cannot be parsed, if at least its name can be.
-    pub(in crate::watch::manifests) key: Option<Key>,
+    pub(in crate::watch::manifests) key: Option<ObjectName>,
     pub(in crate::watch::manifests) reason: String,
 }
 
@@ -70,7 +71,7 @@ impl Broken {
     }
 
     /// Adds the object, which the reason then names.
-    pub(in crate::watch::manifests) fn of(self, key: Option<Key>) -> Broken {
+    pub(in crate::watch::manifests) fn of(self, key: Option<ObjectName>) -> Broken {
         let reason = match &key {
             Some(key) => format!("{key}: {}", self.reason),
             None => self.reason,

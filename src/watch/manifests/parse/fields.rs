@@ -8,7 +8,7 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::{header::Text, similar::similar};
-use crate::watch::manifests::kind::Kind;
+use crate::services::Kind;
 
 /// Maximum number of unknown fields of an object that are named.
 const MOST: usize = 10;

@@ -8,7 +8,7 @@ use serde::{
     de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
 };
 
-use crate::watch::manifests::kind::{Key, Kind};
+use crate::services::{Kind, ObjectName};
 
 /// Maximum length of a name that the API server accepts.
 const LONGEST_NAME: usize = 253;
@@ -51,7 +51,7 @@ struct Metadata {
 
 impl Named {
     /// Identifies the object of that kind, if its name can be parsed.
-    pub(super) fn key(self, kind: Kind) -> Option<Key> {
+    pub(super) fn key(self, kind: Kind) -> Option<ObjectName> {
         let Metadata { namespace, name } = self.metadata.0?;
         let namespace = match namespace {
             Text::Absent => None,
@@ -65,7 +65,7 @@ impl Named {
         if !texts.all(|text| text.len() <= LONGEST_NAME && text.chars().all(is_safe)) {
             return None;
         }
-        Key::new(kind, namespace.as_deref(), Some(&name))
+        ObjectName::new(kind, namespace.as_deref(), Some(&name))
     }
 }
 

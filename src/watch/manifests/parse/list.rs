@@ -14,7 +14,10 @@ use super::{
     header::{Header, Loose, Named, Text},
     meant::meant,
 };
-use crate::watch::manifests::kind::{ApiObject, Kind, ObjectSeed};
+use crate::{
+    services::Kind,
+    watch::kind::{ApiObject, ObjectSeed, kind_of},
+};
 
 /// A decoder cannot continue after a value of an unexpected type: for each such item the list is
 /// read again from its beginning. This many bytes may be read that way, which takes some seconds,
@@ -126,9 +129,9 @@ impl Kinds {
                 ..Broken::because(reason)
             };
             let (mut read, mut named) = (None, None);
-            match kind_of(item, of) {
+            match item_kind(item, of) {
                 Ok((api_version, kind)) => {
-                    read = Kind::of(&api_version, &kind);
+                    read = kind_of(&api_version, &kind);
                     named = read;
                     match meant(&api_version, &kind).filter(|_| read.is_none()) {
                         Some(meant) => {
@@ -151,7 +154,7 @@ impl Kinds {
 }
 
 /// Returns version and kind of an item.
-fn kind_of(
+fn item_kind(
     item: Loose<Header>,
     of: Option<(&str, &str)>,
 ) -> Result<(String, String), &'static str> {

@@ -2,7 +2,7 @@
 //! Service that would not be served.
 
 use super::similar::similar;
-use crate::watch::manifests::kind::Kind;
+use crate::{services::Kind, watch::kind::KINDS};
 
 /// The intended kind.
 #[derive(Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub(super) fn meant(api_version: &str, kind: &str) -> Option<Meant> {
     let (group, version) = api_version.rsplit_once('/').unwrap_or(("", api_version));
     // Custom resources may have any name: Knative also has a Service.
     let is_kubernetes = !group.contains('.') || group.ends_with(".k8s.io");
-    let named = Kind::ALL.into_iter().find(|(_, _, name)| *name == kind);
+    let named = KINDS.into_iter().find(|(_, _, name)| *name == kind);
     if let Some((found, expected, _)) = named {
         let own = expected.rsplit_once('/').map_or("", |(own, _)| own);
         let is_older = group == own && (version.contains("alpha") || version.contains("beta"));
@@ -35,9 +35,9 @@ pub(super) fn meant(api_version: &str, kind: &str) -> Option<Meant> {
         return None;
     }
     let reason = |name: &str| format!("unknown kind {kind:?}, did you mean {name}?");
-    let names = Kind::ALL.map(|(_, _, name)| name);
+    let names = KINDS.map(|(_, _, name)| name);
     if let Some(name) = similar(kind, names) {
-        let found = Kind::ALL.into_iter().find(|(_, _, other)| *other == name);
+        let found = KINDS.into_iter().find(|(_, _, other)| *other == name);
         return Some(Meant {
             kind: found.map(|(found, ..)| found),
             reason: reason(name),

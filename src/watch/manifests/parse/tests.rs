@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::watch::manifests::kind::Key;
+use crate::services::ObjectName;
 
 fn read(text: &str, format: Format) -> Result<Contents<ApiObject>, Broken> {
     super::read(text, format, |_, object, _| object)
@@ -130,7 +130,7 @@ fn items(text: &str, format: Format) -> (Vec<usize>, Vec<String>) {
     let contents = contents.unwrap_or_else(|broken| panic!("{text}\n{broken:?}"));
     let broken = contents.broken.into_iter().map(|broken| {
         let line = broken.line.map(|line| format!("line {line}: "));
-        let key = broken.key.as_ref().map(Key::to_string);
+        let key = broken.key.as_ref().map(ObjectName::to_string);
         format!(
             "{}{broken} [{}]",
             line.unwrap_or_default(),
