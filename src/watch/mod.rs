@@ -49,7 +49,7 @@ impl Source {
     pub fn follow(&self, settings: api::Settings, batches: Sender<Batch>) {
         match self {
             Source::Folder(folder) => {
-                manifests::spawn_with(folder, Arc::clone(&settings.health), batches);
+                manifests::spawn(folder, Arc::clone(&settings.health), batches);
             }
             Source::Cluster(access) => api::spawn(access.clone(), settings, batches),
         }

@@ -16,7 +16,10 @@ use net::PerFamily;
 use netlink::addresses::AddressChanges;
 use nix::sched::{CloneFlags, setns};
 use prometheus::Registry;
-use tokio::{runtime::Runtime, sync::oneshot};
+use tokio::{
+    runtime::Runtime,
+    sync::{mpsc, oneshot},
+};
 use tripod::{
     cli,
     kernel::probe::{Examination, Kernel},
@@ -138,8 +141,8 @@ impl Rig {
 pub fn map_of(folder: &Path, node: &str) -> ServiceMap {
     runtime().block_on(async {
         let mut tracker = Tracker::new(node);
-        let objects = watch::manifests::spawn(folder).recv().await;
-        tracker.apply(objects.expect("manifests").events);
+        let (objects, _) = watch::manifests::read(folder).await;
+        tracker.apply(objects.events);
         tracker.map().clone()
     })
 }
@@ -195,8 +198,10 @@ impl Proxy {
                 let mode = mode.expect("iptables works here");
                 let mut runner = Runner::new(mode, tracker, options, health, metrics);
                 let changes = Addresses(AddressChanges::open(None).expect("netlink"));
+                let (sender, batches) = mpsc::channel(1);
+                watch::manifests::spawn(manifests, Arc::default(), sender);
                 tokio::select! {
-                    () = runner.run(watch::manifests::spawn(manifests), Some(changes), ready(())) => {}
+                    () = runner.run(batches, Some(changes), ready(())) => {}
                     _ = stopped => {}
                 }
             });

@@ -53,25 +53,15 @@ pub fn check(path: &Path) -> Result<(), String> {
     })
 }
 
-/// Follows the folder or file `path` in a separate task, on the current Tokio runtime.
+/// Follows the folder or file `path` in a separate task, on the current Tokio runtime, records the
+/// progress in `health`, and sends the batches to `batches`.
 ///
 /// The first batch is everything in the folder, possibly nothing, as soon as the folder can be
 /// read: before that, the desired state is unknown. Each later one contains changes, all at once,
 /// so that no reader sees half of a file's change. Faults of a file are logged once. A missing
 /// folder is waited for; if it is removed, its last content stays in use. The task ends when the
 /// receiver is dropped.
-pub fn spawn(path: impl Into<PathBuf>) -> mpsc::Receiver<Batch> {
-    let (sender, receiver) = mpsc::channel(1);
-    spawn_with(path, Arc::default(), sender);
-    receiver
-}
-
-/// Like [`spawn`], but records the progress in `health`, and sends the batches to `batches`.
-pub(super) fn spawn_with(
-    path: impl Into<PathBuf>,
-    health: Arc<SourceHealth>,
-    batches: mpsc::Sender<Batch>,
-) {
+pub fn spawn(path: impl Into<PathBuf>, health: Arc<SourceHealth>, batches: mpsc::Sender<Batch>) {
     tokio::spawn(follow(path.into(), batches, SCAN_PERIOD, health));
 }
 
@@ -79,7 +69,7 @@ pub(super) fn spawn_with(
 pub async fn read(path: impl Into<PathBuf>) -> (Batch, Vec<String>) {
     let health = Arc::<SourceHealth>::default();
     let (sender, mut batches) = mpsc::channel(1);
-    spawn_with(path, Arc::clone(&health), sender);
+    spawn(path, Arc::clone(&health), sender);
     let batch = batches.recv().await;
     let faults = health.kinds().into_values().flat_map(|kind| kind.faults);
     (batch.unwrap_or_default(), faults.collect())
