@@ -9,7 +9,10 @@ use std::{
 };
 
 use super::{
-    report::{Report, first_of},
+    report::{
+        Level::{Fault, Info, Warning},
+        Report, first_of,
+    },
     version::Version,
     versions::Versions,
 };
@@ -119,10 +122,7 @@ impl Folder {
                 Found::Unreadable(reason) => (1, reason).hash(&mut hasher),
                 Found::Gone => {
                     let file = self.files.remove(name).unwrap_or_default();
-                    reports.extend(first_of(&file.preserved).map(|objects| Report::Over {
-                        file: name.to_owned(),
-                        objects,
-                    }));
+                    reports.extend(first_of(&file.preserved).map(|objects| over(name, &objects)));
                     return file.objects.into_keys().map(|key| (key, None)).collect();
                 }
             }
@@ -135,12 +135,12 @@ impl Folder {
         let text = match found {
             Found::Text(text) => text,
             Found::Unreadable(reason) => {
-                let report = Report::Unreadable {
-                    file: name.to_owned(),
-                    reason,
-                    stays: !file.objects.is_empty(),
+                let effect = match file.objects.is_empty() {
+                    true => "it is not used",
+                    false => "its last content stays applied",
                 };
-                file.faults = report.fault().into_iter().collect();
+                let report = Report::new(Fault, name, format!("{reason}; {effect}"));
+                file.faults = vec![report.text.clone()];
                 reports.push(report);
                 return Vec::new();
             }
@@ -148,14 +148,19 @@ impl Folder {
         };
 
         let mut version = Version::of(name, &text, &mut self.names);
-        let found = std::mem::take(&mut version.reports);
-        let faults = found.iter().filter_map(Report::fault).take(MOST_FAULTS);
+        let faults = version.reports.iter().filter(|r| r.level == Fault);
+        let faults = faults.map(|report| report.text.clone()).take(MOST_FAULTS);
         let faults = std::mem::replace(&mut file.faults, faults.collect());
-        let found = found.into_iter().filter(|report| match report {
-            Report::IgnoredKind { kind, .. } => file.ignored.insert(kind.clone()),
-            _ => true,
-        });
-        reports.extend(found);
+        for kind in std::mem::take(&mut version.ignored) {
+            let text = format!(
+                "{kind} is ignored: a service proxy reads v1 Service, v1 Node, \
+                 discovery.k8s.io/v1 EndpointSlice and networking.k8s.io/v1 ServiceCIDR"
+            );
+            if file.ignored.insert(kind) {
+                reports.push(Report::new(Info, name, text));
+            }
+        }
+        reports.append(&mut version.reports);
         file.renew(name, version, !faults.is_empty(), reports)
     }
 }
@@ -186,27 +191,28 @@ impl File {
         let old = std::mem::replace(&mut self.objects, objects);
         let previously_preserved = std::mem::replace(&mut self.preserved, preserved);
 
-        let file = || name.to_owned();
         let (broken, unknown): (Vec<_>, Vec<_>) = self
             .preserved
             .difference(&previously_preserved)
             .partition(|key| unread.keys.contains(*key));
-        let stays = first_of(broken).map(|objects| Report::Stays {
-            file: file(),
-            objects,
+        let stays = first_of(broken).map(|objects| {
+            let text = format!(
+                "these objects stay at their last valid version until the invalid part is \
+                 corrected or removed: {objects}"
+            );
+            Report::new(Warning, name, text)
         });
-        let not_removed = first_of(unknown).map(|objects| Report::NotRemoved {
-            file: file(),
-            objects,
+        let not_removed = first_of(unknown).map(|objects| {
+            let text = format!(
+                "part of the file cannot be read and may contain these objects, which are not \
+                 removed until it is corrected: {objects}"
+            );
+            Report::new(Warning, name, text)
         });
-        let over = first_of(previously_preserved.difference(&self.preserved)).map(|objects| {
-            Report::Over {
-                file: file(),
-                objects,
-            }
-        });
-        let good_again =
-            (was_broken && unread.is_empty()).then(|| Report::GoodAgain { file: file() });
+        let over = first_of(previously_preserved.difference(&self.preserved))
+            .map(|objects| over(name, &objects));
+        let good_again = (was_broken && unread.is_empty())
+            .then(|| Report::new(Info, name, "valid again; all of it is used"));
         let news = [stays, not_removed, over, good_again];
         reports.extend(news.into_iter().flatten());
 
@@ -218,6 +224,11 @@ impl File {
         let gone = old.keys().filter(|key| !self.objects.contains_key(key));
         changed.chain(gone.map(|key| (key.clone(), None))).collect()
     }
+}
+
+/// Reports that objects which had been kept follow the file again.
+fn over(file: &OsStr, objects: &str) -> Report {
+    Report::new(Info, file, format!("up to date again: {objects}"))
 }
 
 /// Reports which file counts, if that is new.
@@ -233,11 +244,13 @@ fn report_duplicates(
     let same_winner = before.are_several() && before.winner().is_some_and(|(w, _)| w == winner);
     for (loser, was_there) in now.losers(before) {
         if !(same_winner && was_there) {
-            reports.push(Report::Duplicate {
-                object: key.to_string(),
-                loser,
-                winner: winner.to_owned(),
-            });
+            let text = format!(
+                "{key} is in {} and in {}: the latter is used, because its file name sorts last",
+                loser.display(),
+                winner.display()
+            );
+            let level = Warning;
+            reports.push(Report { level, text });
         }
     }
 }

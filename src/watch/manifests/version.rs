@@ -9,7 +9,7 @@ use std::{
 use super::{
     documents::{Document, split_json, split_yaml},
     parse::{self, Broken, Contents, Format, UnknownField},
-    report::Report,
+    report::{Level, Report},
 };
 use crate::{
     services::{Loopback, Names, Object, ObjectName, Reduced},
@@ -21,6 +21,8 @@ pub(super) struct Version {
     pub(super) objects: BTreeMap<ObjectName, Object>,
     pub(super) unread: Unread,
     pub(super) reports: Vec<Report>,
+    /// Kinds that are not for a service proxy.
+    pub(super) ignored: BTreeSet<String>,
     file: OsString,
     /// Objects that occur more than once, each with the number of times.
     repeated: BTreeMap<ObjectName, usize>,
@@ -63,6 +65,7 @@ impl Version {
             objects: BTreeMap::new(),
             unread: Unread::default(),
             reports: Vec::new(),
+            ignored: BTreeSet::new(),
             file: file.to_owned(),
             repeated: BTreeMap::new(),
         };
@@ -96,18 +99,14 @@ impl Version {
                 }),
             );
         }
-        let repeated = std::mem::take(&mut version.repeated).into_iter();
-        let repeated = repeated.map(|(key, times)| Report::Repeated {
-            file: file.to_owned(),
-            object: key.to_string(),
-            times,
-        });
-        version.reports.extend(repeated);
+        for (key, times) in std::mem::take(&mut version.repeated) {
+            let text = format!("{key} is defined {times} times; the last definition is used");
+            version.report(Level::Warning, text);
+        }
         version
     }
 
     fn add(&mut self, document: &Document<'_>, contents: Contents<ReducedDocument>) {
-        let file = || self.file.clone();
         let mut broken = contents.broken;
         let mut warnings = Vec::new();
         for reduced in contents.objects {
@@ -130,19 +129,21 @@ impl Version {
                 None => self.unread.unknown = true,
             }
         }
-        let broken = broken.into_iter().map(|fault| Report::Broken {
-            file: file(),
-            document: document.number,
-            line: fault.line.map(|line| line + document.first_line - 1),
-            reason: fault.to_string(),
-        });
-        let skipped = warnings.into_iter().map(|warning| Report::Skipped {
-            file: file(),
-            document: document.number,
-            warning,
-        });
-        let ignored = contents.ignored.into_iter();
-        let ignored = ignored.map(|kind| Report::IgnoredKind { file: file(), kind });
-        self.reports.extend(broken.chain(skipped).chain(ignored));
+        let number = document.number;
+        for fault in broken {
+            let line = fault.line.map(|line| line + document.first_line - 1);
+            let line = line.map_or_else(String::new, |line| format!(", line {line}"));
+            let text = format!("document {number}{line}: {fault}; the rest of the file is used");
+            self.report(Level::Fault, text);
+        }
+        for warning in warnings {
+            let text = format!("document {number}: {warning}; ignoring this value");
+            self.report(Level::Warning, text);
+        }
+        self.ignored.extend(contents.ignored);
+    }
+
+    fn report(&mut self, level: Level, text: String) {
+        self.reports.push(Report::new(level, &self.file, text));
     }
 }

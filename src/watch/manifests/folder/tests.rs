@@ -30,7 +30,7 @@ fn take(folder: &mut Folder, files: &[(&str, Found)]) -> (Vec<String>, Vec<Strin
         Event::Gone(ObjectName::ServiceCidr(name)) => format!("-service cidr {name}"),
         Event::Ejected(ejected) => panic!("no object: {ejected:?}"),
     });
-    let reports = outcome.reports.iter().map(ToString::to_string);
+    let reports = outcome.reports.into_iter().map(|report| report.text);
     (events.collect(), reports.collect())
 }
 
