@@ -1,19 +1,20 @@
 //! Reads the objects of one document.
 
+use std::marker::PhantomData;
+
+use serde_json::Value;
+
 pub(super) use self::{
     decode::{Broken, Contents, Format},
     fields::UnknownField,
 };
 use self::{
-    decode::{Seed, decode, decode_object},
-    fields::UnknownFields,
-    header::{Header, Named},
+    decode::{decode, of_value},
+    fields::unknown_fields,
+    header::{Header, identity, name_of},
     meant::meant,
 };
-use crate::{
-    services::{Kind, ObjectName},
-    watch::kind::{ApiObject, kind_of},
-};
+use crate::watch::kind::{ApiObject, ObjectSeed, kind_of};
 
 mod decode;
 mod fields;
@@ -31,16 +32,18 @@ pub(super) fn read<T>(
     format: Format,
     mut each: impl FnMut(Option<usize>, ApiObject, Vec<UnknownField>) -> T,
 ) -> Result<Contents<T>, Broken> {
-    let Some(header) = decode(text, format, Seed::<Option<Header>>::default())? else {
+    let Some(header) = decode(text, format, PhantomData::<Option<Header>>)? else {
         return Ok(Contents::default());
     };
-    let (api_version, kind) = header.identity().map_err(Broken::because)?;
-    if let Some(kind) = kind_of(&api_version, &kind) {
-        let object = decode_object(text, format, kind)
-            .map_err(|broken| broken.quoting(text).of(key(text, format, kind)))?;
-        let mut unknown = Vec::new();
-        // All faults were found above.
-        let _ = decode(text, format, UnknownFields::of(kind, &mut unknown));
+    let (api_version, kind) =
+        identity(&header.api_version, &header.kind).map_err(Broken::because)?;
+    let value = || decode(text, format, PhantomData::<Value>).unwrap_or_default();
+    if let Some(kind) = kind_of(api_version, kind) {
+        let value = value();
+        let (name, unknown) = (name_of(&value, kind), unknown_fields(kind, &value));
+        let object = decode(text, format, ObjectSeed(kind))
+            .or_else(|broken| of_value(value, kind).ok_or(broken))
+            .map_err(|broken| broken.quoting(text).of(name))?;
         return Ok(Contents {
             objects: vec![each(None, object, unknown)],
             ..Contents::default()
@@ -49,13 +52,13 @@ pub(super) fn read<T>(
     let each = |item, object, unknown| each(Some(item), object, unknown);
     match kind.strip_suffix("List") {
         Some("") if api_version == "v1" => list::read(text, format, None, each),
-        Some(of) if kind_of(&api_version, of).is_some() => {
-            list::read(text, format, Some((&api_version, of)), each)
+        Some(of) if kind_of(api_version, of).is_some() => {
+            list::read(text, format, Some((api_version, of)), each)
         }
-        _ => match meant(&api_version, &kind) {
+        _ => match meant(api_version, kind) {
             Some(meant) => {
-                let key = meant.kind.and_then(|kind| key(text, format, kind));
-                Err(Broken::because(meant.reason).of(key))
+                let name = meant.kind.and_then(|kind| name_of(&value(), kind));
+                Err(Broken::because(meant.reason).of(name))
             }
             None => Ok(Contents {
                 ignored: vec![format!("{api_version} {kind}")],
@@ -63,12 +66,6 @@ pub(super) fn read<T>(
             }),
         },
     }
-}
-
-/// Identifies the object of that kind in a document, if that can be parsed.
-fn key(text: &str, format: Format, kind: Kind) -> Option<ObjectName> {
-    let named = decode(text, format, Seed::<Named>::default());
-    named.ok()?.key(kind)
 }
 
 #[cfg(test)]

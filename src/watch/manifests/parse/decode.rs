@@ -1,11 +1,8 @@
 //! Decodes a text of either format, and describes its faults in words.
 
-use std::{fmt, marker::PhantomData};
+use std::fmt;
 
-use serde::{
-    Deserialize,
-    de::{DeserializeSeed, Deserializer},
-};
+use serde::de::DeserializeSeed;
 use serde_json::Value;
 
 use crate::{
@@ -70,6 +67,14 @@ impl Broken {
         }
     }
 
+    /// Adds the number of the item in the document's list.
+    pub(super) fn of_item(self, item: usize) -> Broken {
+        Broken {
+            item: Some(item),
+            ..self
+        }
+    }
+
     /// Adds the object, which the reason then names.
     pub(in crate::watch::manifests) fn of(self, key: Option<ObjectName>) -> Broken {
         let reason = match &key {
@@ -130,16 +135,9 @@ where
     }
 }
 
-/// Decodes an object of that kind. A whole number that is written in another form, such as `80.0`
-/// or `8e1`, counts as one, as for `kubectl`, which converts it to JSON.
-pub(super) fn decode_object(text: &str, format: Format, kind: Kind) -> Result<ApiObject, Broken> {
-    decode(text, format, ObjectSeed(kind)).or_else(|broken| {
-        let value = decode(text, format, Seed::<Value>::default()).ok();
-        value.and_then(|value| of_value(value, kind)).ok_or(broken)
-    })
-}
-
-/// Converts a value to an object of that kind, if it is one.
+/// Converts a value to an object of that kind, if it is one. A whole number that is written in
+/// another form, such as `80.0` or `8e1`, counts as one, as for `kubectl`, which converts it to
+/// JSON.
 pub(super) fn of_value(mut value: Value, kind: Kind) -> Option<ApiObject> {
     make_whole(&mut value);
     ObjectSeed(kind).deserialize(value).ok()
@@ -209,21 +207,4 @@ fn without_position(text: &str) -> &str {
 
 fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
-}
-
-/// Deserializes a type by its own `Deserialize`.
-pub(super) struct Seed<T>(PhantomData<T>);
-
-impl<T> Default for Seed<T> {
-    fn default() -> Self {
-        Seed(PhantomData)
-    }
-}
-
-impl<'de, T: Deserialize<'de>> DeserializeSeed<'de> for Seed<T> {
-    type Value = T;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
-        T::deserialize(deserializer)
-    }
 }

@@ -5,9 +5,9 @@
 
 use std::fmt;
 
-use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::Value;
 
-use super::{header::Text, similar::similar};
+use super::similar::similar;
 use crate::services::Kind;
 
 /// Maximum number of unknown fields of an object that are named.
@@ -225,161 +225,39 @@ impl fmt::Display for UnknownField {
 }
 
 /// Finds the unknown fields of an object of this kind, even if it has other faults.
-pub(super) struct UnknownFields<'a> {
-    fields: Fields,
-    path: &'a str,
-    found: &'a mut Vec<UnknownField>,
-}
-
-impl<'a> UnknownFields<'a> {
-    pub(super) fn of(kind: Kind, found: &'a mut Vec<UnknownField>) -> UnknownFields<'a> {
-        UnknownFields {
-            fields: fields(kind),
-            path: "",
-            found,
-        }
-    }
-}
-
-impl<'de> DeserializeSeed<'de> for UnknownFields<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_any(Walk {
-            shape: Object(self.fields),
-            path: self.path,
-            found: self.found,
-        })
-    }
+pub(super) fn unknown_fields(kind: Kind, object: &Value) -> Vec<UnknownField> {
+    let mut found = Vec::new();
+    walk(object, Object(fields(kind)), "", &mut found);
+    found
 }
 
 /// Walks through a value of this shape.
-struct Walk<'a> {
-    shape: Shape,
-    path: &'a str,
-    found: &'a mut Vec<UnknownField>,
-}
-
-impl<'de> DeserializeSeed<'de> for Walk<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Walk<'_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("any value")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        let Object(fields) = self.shape else {
-            while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-            return Ok(());
-        };
-        let (mut present, mut unknown) = (Vec::new(), Vec::new());
-        while let Some(key) = map.next_key::<Text>()? {
-            let Text::Is(key) = key else {
-                map.next_value::<IgnoredAny>()?;
-                continue;
-            };
-            match fields.iter().find(|(name, _)| *name == key) {
-                None => {
-                    unknown.push(key);
-                    map.next_value::<IgnoredAny>()?;
-                }
-                Some((name, shape)) => {
-                    present.push(*name);
-                    if let Any = shape {
-                        map.next_value::<IgnoredAny>()?;
-                    } else {
-                        let path = join(self.path, name);
-                        map.next_value_seed(Walk {
-                            shape: *shape,
-                            path: &path,
-                            found: &mut *self.found,
-                        })?;
-                    }
+fn walk(value: &Value, shape: Shape, path: &str, found: &mut Vec<UnknownField>) {
+    match (shape, value) {
+        (Object(fields), Value::Object(object)) => {
+            for (name, shape) in fields {
+                if let (Object(_) | List(_), Some(value)) = (shape, object.get(*name)) {
+                    walk(value, *shape, &join(path, name), found);
                 }
             }
-        }
-        let left = MOST.saturating_sub(self.found.len());
-        for key in unknown.into_iter().take(left) {
-            let names = fields.iter().map(|(name, _)| *name);
-            let missing = names.filter(|name| !present.contains(name));
-            self.found.push(UnknownField {
-                meant: similar(&key, missing),
-                path: join(self.path, &key),
-            });
-        }
-        Ok(())
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
-        let List(fields) = self.shape else {
-            while items.next_element::<IgnoredAny>()?.is_some() {}
-            return Ok(());
-        };
-        let mut number = 0;
-        loop {
-            let path = format!("{}[{number}]", self.path);
-            let item = items.next_element_seed(Walk {
-                shape: Object(fields),
-                path: &path,
-                found: &mut *self.found,
-            })?;
-            if item.is_none() {
-                return Ok(());
+            let unknown = object
+                .keys()
+                .filter(|key| fields.iter().all(|(name, _)| name != key));
+            for key in unknown.take(MOST.saturating_sub(found.len())) {
+                let names = fields.iter().map(|(name, _)| *name);
+                let missing = names.filter(|name| !object.contains_key(*name));
+                found.push(UnknownField {
+                    meant: similar(key, missing),
+                    path: join(path, key),
+                });
             }
-            number += 1;
         }
-    }
-
-    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_any(self)
-    }
-
-    fn visit_unit<E>(self) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_none<E>(self) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_i128<E>(self, _: i128) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_u128<E>(self, _: u128) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_bytes<E>(self, _: &[u8]) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_str<E>(self, _: &str) -> Result<(), E> {
-        Ok(())
+        (List(fields), Value::Array(items)) => {
+            for (number, item) in items.iter().enumerate() {
+                walk(item, Object(fields), &format!("{path}[{number}]"), found);
+            }
+        }
+        _ => {}
     }
 }
 
