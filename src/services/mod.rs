@@ -11,7 +11,6 @@ use ipnet::IpNet;
 mod absence;
 mod address_limit;
 mod assemble;
-mod by_name;
 mod changes;
 mod deadlines;
 mod endpoint;
@@ -43,7 +42,6 @@ pub mod wire;
 pub(crate) mod service_ports;
 
 pub use absence::{Absence, Missing};
-pub use by_name::{ByName, Named};
 pub use changes::{Changes, Former, MOST_WAITING, Stale};
 pub use endpoint::{Endpoint, Endpoints, NotUsed, Reach};
 pub use extensions::{

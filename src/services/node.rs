@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use net::address::{parse_cidr, parse_ip};
 
 use super::{
-    Named, extensions,
+    extensions,
     invalid::{Inspection, Invalid, Reduced},
     names::Names,
     wire,
@@ -37,14 +37,6 @@ pub struct Node {
     /// The weight of each endpoint that runs on it, from `tripod.proxy/weight`; `None` if not given
     /// or malformed.
     pub weight: Option<u16>,
-}
-
-impl Named for Node {
-    type Name = Arc<str>;
-
-    fn own_name(&self) -> &Arc<str> {
-        &self.name
-    }
 }
 
 impl Node {

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use net::{Frontend, Protocol};
 
 use super::{
-    Named, ServicePortName,
+    ServicePortName,
     endpoint::Endpoints,
     extensions::Preferences,
     owners::{AddressKind, Conflict},
@@ -87,14 +87,6 @@ pub struct ServicePort {
     pub endpoints: Arc<Endpoints>,
     /// Addresses that its Service names but other ServicePorts own.
     pub conflicts: Box<[Conflict]>,
-}
-
-impl Named for ServicePort {
-    type Name = ServicePortName;
-
-    fn own_name(&self) -> &ServicePortName {
-        &self.name
-    }
 }
 
 impl ServicePort {

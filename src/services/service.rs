@@ -11,7 +11,7 @@ use net::{
 };
 
 use super::{
-    Named, ServiceName, SessionAffinity, TrafficPolicy,
+    ServiceName, SessionAffinity, TrafficPolicy,
     address_limit::NamedAddresses,
     extensions::{self, Preferences},
     invalid::{Inspection, Invalid, Reduced, once},
@@ -141,14 +141,6 @@ impl Serving {
         self.load_balancer_ips = named.load_balancer_ips;
         self.load_balancer_source_ranges = named.source_ranges;
         why
-    }
-}
-
-impl Named for Service {
-    type Name = ServiceName;
-
-    fn own_name(&self) -> &ServiceName {
-        &self.name
     }
 }
 

@@ -6,7 +6,6 @@ use ipnet::IpNet;
 use net::address::parse_cidr;
 
 use super::{
-    Named,
     invalid::{Inspection, Invalid, Reduced},
     names::Names,
     wire,
@@ -19,14 +18,6 @@ pub struct ServiceCidr {
     pub name: Arc<str>,
     /// One network, or one of each family.
     pub networks: Box<[IpNet]>,
-}
-
-impl Named for ServiceCidr {
-    type Name = Arc<str>;
-
-    fn own_name(&self) -> &Arc<str> {
-        &self.name
-    }
 }
 
 impl ServiceCidr {

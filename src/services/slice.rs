@@ -10,7 +10,7 @@ use net::{
 };
 
 use super::{
-    Identity, Named, ServiceName, extensions,
+    Identity, ServiceName, extensions,
     invalid::{Inspection, Invalid, Reduced},
     names::Names,
     namespaces::namespace,
@@ -145,14 +145,6 @@ impl PartialEq for Trigger {
 }
 
 impl Eq for Trigger {}
-
-impl Named for EndpointSlice {
-    type Name = SliceName;
-
-    fn own_name(&self) -> &SliceName {
-        &self.name
-    }
-}
 
 impl EndpointSlice {
     /// Reduces an EndpointSlice of the API or of a file.

@@ -12,8 +12,8 @@ use ipnet::IpNet;
 use tracing::{info, warn};
 
 use super::{
-    ByName, Changes, Ejected, EndpointSlice, Event, Node, NotServed, Object, ObjectName, Oddity,
-    Service, ServiceCidr, ServiceMap, ServiceName, ServicePort, SliceName,
+    Changes, Ejected, EndpointSlice, Event, Node, NotServed, Object, ObjectName, Oddity, Service,
+    ServiceCidr, ServiceMap, ServiceName, ServicePort, SliceName,
     assemble::{Changing, service_ports},
     deadlines::Deadlines,
     last_ready::LastReady,
@@ -31,7 +31,7 @@ pub struct Tracker {
     this: ThisNode,
     services: HashMap<ServiceName, Entry>,
     /// All slices, whether their Service exists or not.
-    slices: ByName<Arc<EndpointSlice>>,
+    slices: HashMap<SliceName, Arc<EndpointSlice>>,
     /// Weights of the nodes that have one.
     weights: NodeWeights,
     /// Endpoints to which connections are not answered, including those of Services that do not
@@ -72,7 +72,7 @@ impl Tracker {
                 zone: None,
             },
             services: HashMap::new(),
-            slices: ByName::default(),
+            slices: HashMap::new(),
             weights: NodeWeights::new(),
             ejected: HashMap::new(),
             slow_starts: SlowStarts::default(),
@@ -291,7 +291,7 @@ impl Tracker {
                 dirty.insert(service.clone());
             }
         }
-        let before = self.slices.insert(Arc::clone(&slice));
+        let before = self.slices.insert(slice.name.clone(), Arc::clone(&slice));
         if slice.owner == Owner::Unlabelled && before.is_none() {
             odd.push(Oddity::NoServiceLabel(slice.name.clone()));
         }

@@ -8,7 +8,7 @@ use xtables::{desired::Entry, rule::Table};
 use super::{count::RuleCount, large, plan::Options};
 use crate::{
     modes::references::References,
-    services::{ByName, ServiceMap, ServicePort, ServicePortName},
+    services::{ServiceMap, ServicePort, ServicePortName, ServicePorts},
 };
 
 /// The applied state. The rules themselves are not stored: they follow from the ServicePort, which
@@ -18,7 +18,7 @@ pub struct Applied {
     pub options: Options,
     /// How many rules there are.
     pub rules: RuleCount,
-    ports: ByName<Arc<ServicePort>>,
+    ports: ServicePorts,
     /// How many ServicePorts take the step that jumps to a chain of the index.
     pub steps: References<IndexChain>,
     endpoints: usize,
@@ -70,7 +70,7 @@ impl Applied {
         Applied {
             options,
             rules,
-            ports: ByName::default(),
+            ports: ServicePorts::default(),
             steps: References::default(),
             endpoints: 0,
         }
@@ -83,13 +83,13 @@ impl Applied {
 
     /// Names of all ServicePorts.
     pub fn names(&self) -> impl Iterator<Item = &ServicePortName> {
-        self.ports.iter().map(|port| &port.name)
+        self.ports.keys()
     }
 
     /// Records that `port` is applied.
     pub fn insert(&mut self, port: Arc<ServicePort>) {
         self.endpoints += port.endpoints.all.len();
-        let before = self.ports.insert(port);
+        let before = self.ports.insert(port.name.clone(), port);
         self.subtract(before);
     }
 
@@ -122,7 +122,7 @@ impl Applied {
         let mut has_step = false;
         let endpoints = |port: &Arc<ServicePort>| port.endpoints.all.len();
         let mut size = Size {
-            ports: self.ports.iter().len(),
+            ports: self.ports.len(),
             endpoints: self.endpoints,
         };
         let of_family = |name: &&ServicePortName| name.family == self.options.family;

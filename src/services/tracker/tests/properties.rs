@@ -361,7 +361,7 @@ proptest! {
             }
             // Objects that are gone leave nothing behind.
             prop_assert_eq!(tracker.services.len(), fresh.services.len());
-            prop_assert_eq!(tracker.slices.iter().len(), fresh.slices.iter().len());
+            prop_assert_eq!(tracker.slices.len(), fresh.slices.len());
             prop_assert_eq!(&tracker.weights, &fresh.weights);
         }
     }
