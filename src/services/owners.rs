@@ -14,12 +14,12 @@ use std::{
     collections::BTreeSet,
     fmt,
     net::{IpAddr, SocketAddr},
-    slice,
     sync::Arc,
 };
 
 use hashbrown::{HashMap, HashSet, hash_map::Entry};
 use net::{Family, Frontend, Protocol};
+use smallvec::SmallVec;
 
 use super::{Created, Service, ServiceName, ServicePort, ServicePortName};
 
@@ -182,74 +182,27 @@ fn named_addresses(service: &Arc<Service>) -> Vec<(Frontend, Contender)> {
     named
 }
 
-/// The contenders for one address, its owner first. Nearly all addresses have only one, for which a
-/// vector would waste memory.
-#[derive(Debug)]
-enum Contenders {
-    One(Contender),
-    More(Vec<Contender>),
+/// The contenders for one address, its owner first. Nearly all addresses have only one.
+type Contenders = SmallVec<[Contender; 1]>;
+
+/// Finds the contender of the same port.
+fn position(contenders: &Contenders, of: &Contender) -> Option<usize> {
+    let mut all = contenders.iter();
+    all.position(|other| other.is_port_of(&of.service.name, of.port.into()))
 }
 
-impl Contenders {
-    fn all(&self) -> &[Contender] {
-        match self {
-            Contenders::One(contender) => slice::from_ref(contender),
-            Contenders::More(contenders) => contenders,
+/// Adds a contender. Returns true if it is the owner now. If a ServicePort names an address twice,
+/// the role with precedence counts.
+fn add(contenders: &mut Contenders, new: Contender) -> bool {
+    if let Some(at) = position(contenders, &new) {
+        if contenders[at].kind <= new.kind {
+            return false;
         }
+        contenders.remove(at);
     }
-
-    fn first(&self) -> Option<&Contender> {
-        self.all().first()
-    }
-
-    /// Adds a contender. Returns true if it is the owner now. If a ServicePort names an address
-    /// twice, the role with precedence counts.
-    fn add(&mut self, contender: Contender) -> bool {
-        let mut contenders = match std::mem::replace(self, Contenders::More(Vec::new())) {
-            Contenders::One(one) => vec![one],
-            Contenders::More(contenders) => contenders,
-        };
-        let own =
-            |other: &Contender| other.is_port_of(&contender.service.name, contender.port.into());
-        let changed = match contenders.iter().position(own) {
-            Some(at)
-                if contenders
-                    .get(at)
-                    .is_some_and(|own| own.kind <= contender.kind) =>
-            {
-                false
-            }
-            twice => {
-                if let Some(at) = twice {
-                    contenders.remove(at);
-                }
-                let at =
-                    contenders.partition_point(|other| other.rank(&contender) == Ordering::Less);
-                contenders.insert(at, contender);
-                at == 0
-            }
-        };
-        *self = match <[Contender; 1]>::try_from(contenders) {
-            Ok([one]) => Contenders::One(one),
-            Err(contenders) => Contenders::More(contenders),
-        };
-        changed
-    }
-
-    /// Removes a contender. Returns it, and whether it was the owner.
-    fn remove(&mut self, contender: &Contender) -> Option<(Contender, bool)> {
-        let own =
-            |other: &Contender| other.is_port_of(&contender.service.name, contender.port.into());
-        let at = self.all().iter().position(own)?;
-        let removed = match self {
-            Contenders::More(contenders) => contenders.remove(at),
-            Contenders::One(_) => match std::mem::replace(self, Contenders::More(Vec::new())) {
-                Contenders::One(one) => one,
-                Contenders::More(_) => return None,
-            },
-        };
-        Some((removed, at == 0))
-    }
+    let at = contenders.partition_point(|other| other.rank(&new) == Ordering::Less);
+    contenders.insert(at, new);
+    at == 0
 }
 
 /// The ServicePorts of all Services that name each address, and thereby its owner.
@@ -283,17 +236,17 @@ impl AddressOwnership {
             let Entry::Occupied(mut place) = self.contenders.entry(address) else {
                 continue;
             };
-            let removed = place.get_mut().remove(&contender);
-            if place.get().all().is_empty() {
-                place.remove();
-            }
-            let Some((contender, was_first)) = removed else {
+            let Some(at) = position(place.get(), &contender) else {
                 continue;
             };
+            let contender = place.get_mut().remove(at);
+            if place.get().is_empty() {
+                place.remove();
+            }
             if undated && contender.since != 0 {
                 since.insert(address, contender.since);
             }
-            if was_first {
+            if at == 0 {
                 self.mark_dirty(address, dirty);
             }
         }
@@ -301,14 +254,8 @@ impl AddressOwnership {
             if undated {
                 contender.since = since.get(&address).copied().unwrap_or(self.batch);
             }
-            let is_first = match self.contenders.entry(address) {
-                Entry::Occupied(mut place) => place.get_mut().add(contender),
-                Entry::Vacant(place) => {
-                    place.insert(Contenders::One(contender));
-                    true
-                }
-            };
-            if is_first {
+            let contenders = self.contenders.entry(address).or_default();
+            if add(contenders, contender) {
                 self.mark_dirty(address, dirty);
             }
         }
@@ -332,7 +279,7 @@ impl AddressOwnership {
                 continue;
             }
             if let Some(node_port) = self.contenders.get(&node_port(address)) {
-                let both = contenders.all().iter().chain(node_port.all());
+                let both = contenders.iter().chain(node_port);
                 dirty.extend(both.map(|contender| contender.service.name.clone()));
             }
         }
@@ -412,7 +359,7 @@ impl AddressOwnership {
     /// Finds the owner of `address`, among ServicePorts that name an address of the node and those
     /// that have the port on all of them.
     fn owner(&self, address: &Frontend) -> Option<&Contender> {
-        let first = |address: &Frontend| self.contenders.get(address).and_then(Contenders::first);
+        let first = |address: &Frontend| self.contenders.get(address)?.first();
         let node_port = self.is_of_node(address).then(|| node_port(address));
         let node_port = node_port.and_then(|address| first(&address));
         first(address)
@@ -424,8 +371,7 @@ impl AddressOwnership {
     /// Adds every Service that names `address`, also as a node port, to `dirty`: its owner changed.
     fn mark_dirty(&self, address: Frontend, dirty: &mut HashSet<ServiceName>) {
         let mut mark_all = |address: &Frontend| {
-            let contenders = self.contenders.get(address).into_iter();
-            let contenders = contenders.flat_map(Contenders::all);
+            let contenders = self.contenders.get(address).into_iter().flatten();
             dirty.extend(contenders.map(|contender| contender.service.name.clone()));
         };
         mark_all(&address);
