@@ -18,7 +18,7 @@ use super::unwritten::UnwrittenRules;
 use crate::{
     family_metrics::{FAMILY, counter, histogram, observe, registered},
     modes::{self, Unwritten, UnwrittenCounter},
-    services::{ServicePort, TrafficPolicy},
+    services::Counts,
 };
 
 /// Label of the policy: `internal` or `external`.
@@ -77,39 +77,11 @@ impl SyncKind {
     }
 }
 
-/// The traffic policy that leaves a ServicePort without endpoints.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Policy {
-    Internal,
-    External,
-}
-
-impl Policy {
-    pub(super) const ALL: [Policy; 2] = [Policy::Internal, Policy::External];
-
-    fn label(self) -> &'static str {
-        match self {
-            Policy::Internal => "internal",
-            Policy::External => "external",
-        }
-    }
-
-    pub(super) fn of(self, port: &ServicePort) -> TrafficPolicy {
-        match self {
-            Policy::Internal => port.internal_traffic_policy,
-            Policy::External => port.external_traffic_policy,
-        }
-    }
-}
-
 fn no_local_endpoints(registry: &Registry) -> prometheus::Result<IntGaugeVec> {
     let help =
         "ServicePorts with a traffic policy of Local that have endpoints, but none on this node.";
     let name = "kubeproxy_sync_proxy_rules_no_local_endpoints_total";
     let gauge = IntGaugeVec::new(Opts::new(name, help), &[FAMILY, POLICY])?;
-    for (family, policy) in family_policies() {
-        gauge.with_label_values(&[family.name(), policy.label()]);
-    }
     registered(registry, gauge)
 }
 
@@ -124,7 +96,7 @@ impl Metrics {
             let gauge = GaugeVec::new(Opts::new(name, help), &[FAMILY])?;
             registered(registry, gauge)
         };
-        Ok(Metrics {
+        let metrics = Metrics {
             sync: sync(
                 "kubeproxy_sync_proxy_rules_duration_seconds",
                 "Duration of syncs, full and partial.",
@@ -201,7 +173,11 @@ impl Metrics {
                 "Syncs of an IP family that had no effect.",
             )?,
             unwritten: UnwrittenRules::default(),
-        })
+        };
+        for family in Family::ALL {
+            metrics.set_no_local_endpoints(family, &Counts::default());
+        }
+        Ok(metrics)
     }
 
     /// The same metrics with the additional `counters` of one mode.
@@ -251,13 +227,16 @@ impl Metrics {
         observe(&self.network_programming, family, took.as_secs_f64());
     }
 
-    /// Sets the number of ServicePorts without a local endpoint.
-    pub(super) fn set_no_local_endpoints(&self, family: Family, policy: Policy, count: usize) {
-        let labels = [family.name(), policy.label()];
-        let count = i64::try_from(count).unwrap_or(i64::MAX);
-        self.no_local_endpoints
-            .with_label_values(&labels)
-            .set(count);
+    /// Sets the numbers of ServicePorts without a local endpoint.
+    pub(super) fn set_no_local_endpoints(&self, family: Family, counts: &Counts) {
+        for (policy, count) in [
+            ("internal", counts.internal_elsewhere),
+            ("external", counts.external_elsewhere),
+        ] {
+            let gauge = &self.no_local_endpoints;
+            let gauge = gauge.with_label_values(&[family.name(), policy]);
+            gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
     }
 }
 
@@ -311,12 +290,6 @@ fn network_programming_buckets() -> Vec<f64> {
     buckets.extend((60..120).step_by(5).map(f64::from));
     buckets.extend((120..=300).step_by(30).map(f64::from));
     buckets
-}
-
-fn family_policies() -> impl Iterator<Item = (Family, Policy)> {
-    Family::ALL
-        .into_iter()
-        .flat_map(|f| Policy::ALL.map(|p| (f, p)))
 }
 
 fn set_to_now(gauge: &GaugeVec, family: Family) {

@@ -12,7 +12,6 @@ mod history;
 mod last_ready;
 mod latency;
 pub mod metrics;
-mod no_local;
 pub mod question;
 pub mod schedule;
 pub mod status;
@@ -44,7 +43,6 @@ use self::{
     last_ready::LastReady,
     latency::Triggers,
     metrics::{Metrics, SyncKind},
-    no_local::NoLocalEndpoints,
     question::{Question, Questions, Reading},
     schedule::{Outcome, SyncScheduler, Turn},
     status::{Extent, PastSync, Status, SuccessfulSync},
@@ -124,7 +122,7 @@ impl<M: Mode> Runner<M> {
             options,
             health,
             triggers: Triggers::new(SystemTime::now()),
-            followers: vec![Box::new(NoLocalEndpoints::new(metrics.clone()))],
+            followers: Vec::new(),
             metrics,
             pending: PerFamily::each(|_| Pending {
                 changes: Changes {
@@ -409,12 +407,12 @@ impl<M: Mode> Runner<M> {
         }
         self.failures.sync_in_force(family, Instant::now());
         let map = self.tracker.map();
-        // ServicePorts are only counted if a family is unserved.
-        let unserved = Family::ALL.into_iter();
-        let unserved = unserved.filter(|family| !self.health.is_served(*family));
-        let unserved = unserved.map(|family| map.of_family(family).count());
-        let served = map.len() - unserved.sum::<usize>();
+        let served = map.counts().iter();
+        let served = served.filter(|(family, _)| self.health.is_served(*family));
+        let served: usize = served.map(|(_, counts)| counts.all).sum();
         self.metrics.service_ports.set(served as i64);
+        let counts = map.counts().get(family);
+        self.metrics.set_no_local_endpoints(family, counts);
         let Pending { changes, .. } = std::mem::take(self.pending.get_mut(family));
         let took = self.triggers.in_force(family, &changes, SystemTime::now());
         for took in took.into_iter().filter(|_| is_served) {

@@ -136,9 +136,7 @@ fn close_external_ips(port: &mut ServicePort) {
 }
 
 fn uses(port: &ServicePort) -> Uses {
-    let accessible = port.node_port.is_some()
-        || !port.external_ips.is_empty()
-        || !port.load_balancer_ips.is_empty();
+    let accessible = port.is_accessible();
     let internal_local = port.internal_traffic_policy == TrafficPolicy::Local;
     let external_local = port.external_traffic_policy == TrafficPolicy::Local;
     Uses {

@@ -2,7 +2,7 @@
 
 use std::{fmt, net::SocketAddr, sync::Arc};
 
-use super::{Absence, Grown};
+use super::{Absence, Grown, TrafficPolicy};
 
 /// One endpoint of a ServicePort: an address and port that serves it, with the facts that decide
 /// whether traffic may go there.
@@ -98,6 +98,12 @@ impl Endpoints {
             .iter()
             .filter(|endpoint| endpoint.last_ready)
             .count()
+    }
+
+    /// Returns whether traffic with this policy has none although some endpoint in the cluster is
+    /// usable.
+    pub fn are_elsewhere(&self, policy: TrafficPolicy) -> bool {
+        policy == TrafficPolicy::Local && self.local.is_empty() && self.has_any
     }
 
     /// Returns whether some endpoint takes new connections from here.

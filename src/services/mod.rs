@@ -50,7 +50,7 @@ pub use extensions::{
 pub use invalid::{Invalid, Reduced};
 pub use names::Names;
 pub use namespaces::{Namespaces, namespace};
-use net::{Family, Protocol};
+use net::{Family, PerFamily, Protocol};
 pub use node::Node;
 pub use object::{Batch, Ejected, Event, Kind, Object, ObjectName};
 pub use oddity::Oddity;
@@ -70,13 +70,25 @@ pub use tracker::Tracker;
 /// ServicePorts by name.
 pub type ServicePorts = hashbrown::HashMap<ServicePortName, Arc<ServicePort>>;
 
+/// Numbers of ServicePorts of one family.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// All of them.
+    pub all: usize,
+    /// Those that have a node port or a health-check node port.
+    pub node_ports: usize,
+    /// Those whose internal traffic policy is Local, and which have endpoints only elsewhere.
+    pub internal_elsewhere: usize,
+    /// Those whose external traffic policy is Local, and which have endpoints only elsewhere.
+    pub external_elsewhere: usize,
+}
+
 /// Every ServicePort that this node should serve.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ServiceMap {
     /// Copied on change while there is another reference to it.
     ports: Arc<ServicePorts>,
-    /// Number of ServicePorts that have a node port or a health-check node port.
-    with_node_ports: usize,
+    counts: PerFamily<Counts>,
     node: Option<Arc<Node>>,
     service_networks: Vec<IpNet>,
 }
@@ -123,12 +135,17 @@ impl ServiceMap {
 
     /// Returns whether a ServicePort has a node port or a health-check node port.
     pub fn has_node_ports(&self) -> bool {
-        self.with_node_ports > 0
+        self.counts.iter().any(|(_, counts)| counts.node_ports > 0)
+    }
+
+    /// Returns how many ServicePorts there are.
+    pub fn counts(&self) -> &PerFamily<Counts> {
+        &self.counts
     }
 
     /// Adds a ServicePort, or replaces the one of its name.
     fn insert(&mut self, port: Arc<ServicePort>) {
-        self.with_node_ports += usize::from(port.has_node_port());
+        self.count(&port, |number| *number += 1);
         let before = Arc::make_mut(&mut self.ports).insert(port.name.clone(), port);
         self.subtract(before.as_deref());
     }
@@ -140,7 +157,23 @@ impl ServiceMap {
     }
 
     fn subtract(&mut self, port: Option<&ServicePort>) {
-        self.with_node_ports -= usize::from(port.is_some_and(ServicePort::has_node_port));
+        if let Some(port) = port {
+            self.count(port, |number| *number -= 1);
+        }
+    }
+
+    fn count(&mut self, port: &ServicePort, step: fn(&mut usize)) {
+        let counts = self.counts.get_mut(port.name.family);
+        step(&mut counts.all);
+        if port.has_node_port() {
+            step(&mut counts.node_ports);
+        }
+        if port.endpoints.are_elsewhere(port.internal_traffic_policy) {
+            step(&mut counts.internal_elsewhere);
+        }
+        if port.is_accessible() && port.endpoints.are_elsewhere(port.external_traffic_policy) {
+            step(&mut counts.external_elsewhere);
+        }
     }
 
     /// Number of ServicePorts.

@@ -107,6 +107,13 @@ impl ServicePort {
         self.addresses().map(at).chain(node_port)
     }
 
+    /// Returns whether it can be reached at more than its cluster IP.
+    pub fn is_accessible(&self) -> bool {
+        self.node_port.is_some()
+            || !self.external_ips.is_empty()
+            || !self.load_balancer_ips.is_empty()
+    }
+
     /// Returns whether it has a node port or a health-check node port.
     pub fn has_node_port(&self) -> bool {
         self.node_port.or(self.health_check_node_port).is_some()
@@ -145,6 +152,73 @@ impl ServicePort {
         match default {
             "" | "rr" if self.endpoints.weighed => "wrr",
             _ => default,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::services::{ServiceMap, service_ports::service_port};
+
+    fn port() -> ServicePort {
+        ServicePort {
+            node_port: Some(30_000),
+            internal_traffic_policy: TrafficPolicy::Local,
+            external_traffic_policy: TrafficPolicy::Local,
+            endpoints: Arc::new(Endpoints {
+                has_any: true,
+                ..Endpoints::default()
+            }),
+            ..service_port("web", [10, 0, 0, 1])
+        }
+    }
+
+    #[test]
+    fn traffic_has_no_endpoints_where_its_policy_is_local_and_they_are_elsewhere() {
+        let endpoints = |change: fn(&mut Endpoints)| {
+            let mut endpoints = Endpoints {
+                has_any: true,
+                ..Endpoints::default()
+            };
+            change(&mut endpoints);
+            Arc::new(endpoints)
+        };
+        let elsewhere = port();
+        let here = ServicePort {
+            endpoints: endpoints(|e| e.local = Box::new([0])),
+            ..port()
+        };
+        let nowhere = ServicePort {
+            endpoints: endpoints(|e| e.has_any = false),
+            ..port()
+        };
+        let internal_cluster = ServicePort {
+            internal_traffic_policy: TrafficPolicy::Cluster,
+            ..port()
+        };
+        let external_cluster = ServicePort {
+            external_traffic_policy: TrafficPolicy::Cluster,
+            ..port()
+        };
+        let inside_only = ServicePort {
+            node_port: None,
+            ..port()
+        };
+        for (port, internal, external) in [
+            (elsewhere, 1, 1),
+            (here, 0, 0),
+            (nowhere, 0, 0),
+            (internal_cluster, 0, 1),
+            (external_cluster, 1, 0),
+            (inside_only, 1, 0),
+        ] {
+            let map = ServiceMap::from_iter([port]);
+            let counts = map.counts().v4;
+            let found = (counts.internal_elsewhere, counts.external_elsewhere);
+            assert_eq!(found, (internal, external), "{map:?}");
         }
     }
 }
