@@ -160,7 +160,7 @@ mod tests {
         port.endpoints = endpoints(addresses.iter().map(|address| endpoint(at(address))));
         let preferences = Preferences {
             eject: Some(eject),
-            ..Preferences::NONE
+            ..Preferences::default()
         };
         port.preferences = Some(preferences.into());
         port

@@ -202,7 +202,7 @@ mod tests {
         ] {
             let preferences = Preferences {
                 retry,
-                ..Preferences::NONE
+                ..Preferences::default()
             };
             let what = Reason::of_retry(&preferences).map(|reason| reason.what);
             let expected = (!supported).then_some(Preferences::RETRY);

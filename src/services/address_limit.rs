@@ -5,7 +5,7 @@
 
 use std::net::IpAddr;
 
-use ipnet::IpNet;
+use super::Serving;
 
 /// Maximum number of pairs of a port and an external or load-balancer IP of one Service, if there
 /// are several such addresses: a single one is served at any number of ports.
@@ -17,20 +17,13 @@ const MOST_ADDRESSES: usize = 4_096;
 /// Maximum number of triples of a port, a load-balancer IP and a range of clients of one Service.
 const MOST_RANGES: usize = 65_536;
 
-/// The addresses of a Service that its author may name in any number.
-#[derive(Debug)]
-pub(super) struct NamedAddresses {
-    pub(super) external_ips: Box<[IpAddr]>,
-    pub(super) load_balancer_ips: Box<[IpAddr]>,
-    pub(super) source_ranges: Box<[IpNet]>,
-}
-
-impl NamedAddresses {
-    /// Keeps the first load-balancer IPs and then the first external IPs, as many as fit with this
-    /// number of `ports`. Returns the reason why others are not served; `None` if all are.
-    pub(super) fn limit(&mut self, ports: usize) -> Option<String> {
+impl Serving {
+    /// Keeps the first load-balancer IPs and then the first external IPs, as many as fit with the
+    /// number of ports. Returns the reason why others are not served; `None` if all are.
+    pub(super) fn limit_addresses(&mut self) -> Option<String> {
+        let ports = self.ports.len();
         let named = self.load_balancer_ips.len() + self.external_ips.len();
-        let ranges = self.source_ranges.len();
+        let ranges = self.load_balancer_source_ranges.len();
         let per_address = ports.max(1);
         let most = (MOST_FRONTENDS / per_address).clamp(1, MOST_ADDRESSES);
         let filtered = MOST_RANGES / per_address.saturating_mul(ranges).max(1);
@@ -42,7 +35,7 @@ impl NamedAddresses {
         truncate(&mut self.external_ips, left);
         if self.load_balancer_ips.is_empty() && filtered == 0 {
             // They concern only these, and each port would have a copy.
-            self.source_ranges = Box::default();
+            self.load_balancer_source_ranges = Box::default();
         }
         let served = self.load_balancer_ips.len() + self.external_ips.len();
         if served == named {
@@ -71,17 +64,32 @@ fn truncate(addresses: &mut Box<[IpAddr]>, most: usize) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use ipnet::IpNet;
 
-    fn named(external: u16, balancers: u16, ranges: u16) -> NamedAddresses {
+    use super::*;
+    use crate::services::{Port, Protocol, SessionAffinity, TrafficPolicy};
+
+    fn named(ports: usize, external: u16, balancers: u16, ranges: u16) -> Serving {
         let ip = |third: u8, number: u16| {
             let [high, low] = number.to_be_bytes();
             IpAddr::from([192, third, high, low])
         };
-        NamedAddresses {
+        let port = Port {
+            name: "".into(),
+            protocol: Protocol::Tcp,
+            port: 80,
+            node_port: None,
+        };
+        Serving {
+            cluster_ips: Box::default(),
+            ports: vec![port; ports].into(),
             external_ips: (0..external).map(|number| ip(1, number)).collect(),
             load_balancer_ips: (0..balancers).map(|number| ip(2, number)).collect(),
-            source_ranges: (0..ranges).map(|n| IpNet::from(ip(3, n))).collect(),
+            load_balancer_source_ranges: (0..ranges).map(|n| IpNet::from(ip(3, n))).collect(),
+            session_affinity: SessionAffinity::None,
+            internal_traffic_policy: TrafficPolicy::Cluster,
+            external_traffic_policy: TrafficPolicy::Cluster,
+            health_check_node_port: None,
         }
     }
 
@@ -100,20 +108,24 @@ mod tests {
             (60_000, [2, 1, 1], [0, 1, 1]),
             (60_000, [0, 0, 60_000], [0, 0, 0]),
         ] {
-            let mut all = named(external, balancers, ranges);
-            let why = all.limit(ports);
+            let mut all = named(ports, external, balancers, ranges);
+            let why = all.limit_addresses();
             let lengths = [
                 all.external_ips.len(),
                 all.load_balancer_ips.len(),
-                all.source_ranges.len(),
+                all.load_balancer_source_ranges.len(),
             ];
             assert_eq!(lengths, left, "{ports} ports");
             let are_all = external + balancers == (left[0] + left[1]) as u16;
             assert_eq!(why.is_none(), are_all, "{why:?}");
         }
-        let why = named(2_000, 0, 0).limit(5_000).expect("too many");
+        let why = named(5_000, 2_000, 0, 0)
+            .limit_addresses()
+            .expect("too many");
         assert!(why.contains("3 of its 2000 "), "{why}");
-        let why = named(0, 1, 30_000).limit(5_000).expect("too many");
+        let why = named(5_000, 0, 1, 30_000)
+            .limit_addresses()
+            .expect("too many");
         assert!(
             why.contains("with 30000 loadBalancerSourceRanges 0 "),
             "{why}"

@@ -93,23 +93,6 @@ impl Preferences {
 
     /// Annotation that says which endpoints are used when none is ready.
     pub const WHEN_NONE_READY: &str = "tripod.proxy/when-none-ready";
-
-    /// The preferences of a Service that requests nothing.
-    pub const NONE: Preferences = Preferences {
-        scheduler: None,
-        forwarding: None,
-        drain_timeout: None,
-        proxy_protocol: None,
-        retry: None,
-        eject: None,
-        max_connections: None,
-        max_connections_per_client: None,
-        hash_table_size: None,
-        slow_start: None,
-        when_none_ready: None,
-        malformed: Vec::new(),
-        too_many_addresses: None,
-    };
 }
 
 /// Which endpoints are used when none is ready.
@@ -293,7 +276,7 @@ pub(super) fn preferences(
         malformed,
         too_many_addresses,
     };
-    (preferences != Preferences::NONE).then(|| Arc::new(preferences))
+    (preferences != Preferences::default()).then(|| Arc::new(preferences))
 }
 
 /// Reads which steps may be retried. A mistake must not cause a request to be delivered twice: the
@@ -559,7 +542,7 @@ mod tests {
             assert!(why.contains(key) && why.contains(reason), "{why}");
             assert!(why.len() < 300, "{} bytes", why.len());
             let malformed = read.malformed.clone();
-            let nothing = Preferences::NONE;
+            let nothing = Preferences::default();
             let forbidden = (key == Preferences::RETRY).then_some(Retry::Connect);
             assert_eq!(
                 read,

@@ -1,7 +1,12 @@
 //! ServicePorts: one port of one Service in one IP family, with everything that a mode needs to
 //! forward its traffic.
 
-use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    net::IpAddr,
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
 
 use ipnet::IpNet;
 use net::{Frontend, Protocol};
@@ -129,7 +134,7 @@ impl ServicePort {
 
     /// The requests of the Service under `tripod.proxy/`.
     pub fn preferences(&self) -> &Preferences {
-        static NONE: Preferences = Preferences::NONE;
+        static NONE: LazyLock<Preferences> = LazyLock::new(Preferences::default);
         self.preferences.as_deref().unwrap_or(&NONE)
     }
 

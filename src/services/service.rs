@@ -1,6 +1,6 @@
 //! A Service object, reduced to what proxying needs.
 
-use std::{mem, net::IpAddr, sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use hashbrown::HashSet;
 use ipnet::IpNet;
@@ -12,7 +12,6 @@ use net::{
 
 use super::{
     ServiceName, SessionAffinity, TrafficPolicy,
-    address_limit::NamedAddresses,
     extensions::{self, Preferences},
     invalid::{Inspection, Invalid, Reduced, once},
     names::Names,
@@ -126,22 +125,6 @@ pub struct Port {
     pub port: u16,
     /// Port on the node's addresses; `None` if it has no node port.
     pub node_port: Option<u16>,
-}
-
-impl Serving {
-    /// Leaves out surplus addresses. Returns the reason; `None` if there are none.
-    fn limit_addresses(&mut self) -> Option<String> {
-        let mut named = NamedAddresses {
-            external_ips: mem::take(&mut self.external_ips),
-            load_balancer_ips: mem::take(&mut self.load_balancer_ips),
-            source_ranges: mem::take(&mut self.load_balancer_source_ranges),
-        };
-        let why = named.limit(self.ports.len());
-        self.external_ips = named.external_ips;
-        self.load_balancer_ips = named.load_balancer_ips;
-        self.load_balancer_source_ranges = named.source_ranges;
-        why
-    }
 }
 
 impl Service {

@@ -177,7 +177,7 @@ impl Tracker {
         let mut dirty = HashSet::new();
         let mut odd = Vec::new();
         let zone = self.this.zone.clone();
-        let mut reweighed = Reweighed::default();
+        let mut reweighed = HashSet::new();
         let mut node_changed = false;
         self.ownership.begin_batch();
         for event in events {
@@ -191,7 +191,7 @@ impl Tracker {
                     self.remove_slice(&name, &mut dirty)
                 }
                 Event::Changed(Object::Node(node)) => {
-                    reweighed.set_weight(&mut self.weights, &node.name, node.weight);
+                    self.set_weight(&node.name, node.weight, &mut reweighed);
                     if node.name == self.this.name {
                         node_changed |= self.set_node(node);
                     }
@@ -202,9 +202,7 @@ impl Tracker {
                 Event::Gone(ObjectName::Node(name)) if name == self.this.name => {
                     self.set_node_deleted(true)
                 }
-                Event::Gone(ObjectName::Node(name)) => {
-                    reweighed.set_weight(&mut self.weights, &name, None)
-                }
+                Event::Gone(ObjectName::Node(name)) => self.set_weight(&name, None, &mut reweighed),
                 Event::Changed(Object::ServiceCidr(cidr)) => {
                     self.service_cidrs.insert(Arc::clone(&cidr.name), cidr);
                 }
@@ -218,7 +216,6 @@ impl Tracker {
         if zone != self.this.zone {
             dirty.extend(self.services_where(EndpointSlice::has_zone_hints));
         }
-        let reweighed = reweighed.nodes(&self.weights);
         if !reweighed.is_empty() {
             dirty.extend(self.services_where(|slice| slice.weighs_by(&reweighed)));
         }
@@ -321,6 +318,22 @@ impl Tracker {
         }
     }
 
+    /// Sets the weight of a node, which is added to `reweighed` if it had another one.
+    fn set_weight(
+        &mut self,
+        node: &Arc<str>,
+        weight: Option<u16>,
+        reweighed: &mut HashSet<Arc<str>>,
+    ) {
+        let before = match weight {
+            Some(weight) => self.weights.insert(Arc::clone(node), weight),
+            None => self.weights.remove(node),
+        };
+        if before != weight {
+            reweighed.insert(Arc::clone(node));
+        }
+    }
+
     /// Sets the object of this node. Returns whether the node's own addresses
     /// or those of its pods changed.
     fn set_node(&mut self, mut node: Arc<Node>) -> bool {
@@ -410,33 +423,6 @@ impl Tracker {
         if entry.service.is_none() && entry.slices.is_empty() {
             self.services.remove(name);
         }
-    }
-}
-
-/// Nodes whose weight was set by a batch, each with its previous weight.
-#[derive(Default)]
-struct Reweighed {
-    weights_before: HashMap<Arc<str>, Option<u16>>,
-}
-
-impl Reweighed {
-    fn set_weight(&mut self, weights: &mut NodeWeights, node: &Arc<str>, weight: Option<u16>) {
-        let before = match weight {
-            Some(weight) => weights.insert(Arc::clone(node), weight),
-            None => weights.remove(node),
-        };
-        if before != weight {
-            self.weights_before
-                .entry(Arc::clone(node))
-                .or_insert(before);
-        }
-    }
-
-    /// Returns the nodes whose weight differs from that before the batch.
-    fn nodes(self, weights: &NodeWeights) -> HashSet<Arc<str>> {
-        let changed = self.weights_before.into_iter();
-        let differ = changed.filter(|(node, before)| weights.get(node) != before.as_ref());
-        differ.map(|(node, _)| node).collect()
     }
 }
 

@@ -368,7 +368,7 @@ mod tests {
         let asking = ServicePort {
             preferences: Some(Arc::new(Preferences {
                 scheduler: Some("lblc".into()),
-                ..Preferences::NONE
+                ..Preferences::default()
             })),
             ..service_port("web", [10, 0, 0, 1])
         };

@@ -245,11 +245,11 @@ fn what_servers_here_cannot_do_is_not_tried() {
     };
     let header = || Preferences {
         proxy_protocol: Some(ProxyProtocol::V2),
-        ..Preferences::NONE
+        ..Preferences::default()
     };
     let direct = || Preferences {
         forwarding: Some(Forwarding::Dr),
-        ..Preferences::NONE
+        ..Preferences::default()
     };
     assert!(why(ModeName::Userspace, header()).is_some());
     assert!(why(ModeName::Nftables, header()).is_none());

@@ -81,7 +81,7 @@ fn endpoints_that_have_weights_get_their_shares() {
     let (equal, unready) = (weighing([1, 1]), weighing([3, 1]));
     let asking = preferring(Preferences {
         scheduler: Some(ROUND_ROBIN.into()),
-        ..Preferences::NONE
+        ..Preferences::default()
     });
     let scheduler = |port: &ServicePort, node: &NodeContext| {
         let [server] = &plan(port, node).servers[..] else {
@@ -127,7 +127,7 @@ fn clients_of_dh_are_led_past_endpoints_of_weight_0() {
             endpoints: service_ports::endpoints(endpoints),
             ..preferring(Preferences {
                 scheduler: Some(scheduler.into()),
-                ..Preferences::NONE
+                ..Preferences::default()
             })
         };
         let servers = plan(&port, &node()).servers;
@@ -146,7 +146,7 @@ fn clients_of_dh_are_led_past_endpoints_of_weight_0() {
 fn a_scheduler_that_the_kernel_lacks_is_reported() {
     let port = preferring(Preferences {
         scheduler: Some("mh".into()),
-        ..Preferences::NONE
+        ..Preferences::default()
     });
     let has = plan(&port, &node());
     assert_eq!(&*has.servers[0].scheduler, "mh");
@@ -189,7 +189,7 @@ fn direct_answers_only_where_they_can_be() {
     let forwarding = |forwarding| {
         preferring(Preferences {
             forwarding: Some(forwarding),
-            ..Preferences::NONE
+            ..Preferences::default()
         })
     };
     let dr = forwarding(Forwarding::Dr);

@@ -64,7 +64,7 @@ pub fn endpoints(family: Family, of: &[(u16, u16)]) -> Arc<Endpoints> {
 fn with_small_tables() -> Preferences {
     Preferences {
         hash_table_size: NonZeroU32::new(7),
-        ..Preferences::NONE
+        ..Preferences::default()
     }
 }
 

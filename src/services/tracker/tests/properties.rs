@@ -111,7 +111,7 @@ fn any_service() -> impl Strategy<Value = Event> {
                 preferences: drain.map(|seconds| {
                     Arc::new(Preferences {
                         drain_timeout: Some(std::time::Duration::from_secs(seconds)),
-                        ..Preferences::NONE
+                        ..Preferences::default()
                     })
                 }),
             })))
