@@ -6,6 +6,7 @@ use hashbrown::HashMap;
 use net::{Family, PerFamily};
 use tokio::time::Instant;
 
+use super::schedule::Outcome;
 use crate::{
     config::ModeName, duration, log_once::LogOnce, modes::FailedPorts, services::ServicePortName,
 };
@@ -41,25 +42,15 @@ pub struct Failures {
     pub unfinished: BTreeSet<String>,
 }
 
-/// How the failures of a sync compare with those of the sync before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Failing {
-    Nothing,
-    /// The same failures as before, or fewer.
-    AsBefore,
-    /// At least one failure is new.
-    New,
-}
-
 impl LoggedFailures {
     /// Logs new failures among `failed` and `unfinished`, the result of one sync of `family`, and
-    /// earlier failures that are resolved. Returns how they compare with the previous ones.
+    /// earlier failures that are resolved. Returns the outcome of the sync.
     pub(super) fn replace(
         &mut self,
         family: Family,
         failed: FailedPorts,
         unfinished: Vec<String>,
-    ) -> Failing {
+    ) -> Outcome {
         let now = Failures {
             ports: failed,
             unfinished: unfinished.into_iter().collect(),
@@ -78,11 +69,9 @@ impl LoggedFailures {
         }
         *before = Arc::new(now);
         if before.ports.is_empty() && before.unfinished.is_empty() {
-            Failing::Nothing
-        } else if new {
-            Failing::New
+            Outcome::Done
         } else {
-            Failing::AsBefore
+            Outcome::Partly { new_failures: new }
         }
     }
 

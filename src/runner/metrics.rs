@@ -60,23 +60,6 @@ pub(super) struct Changes {
     total: IntCounter,
 }
 
-/// How much of the kernel's state a sync compared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SyncKind {
-    Full,
-    Partial,
-}
-
-impl SyncKind {
-    pub(crate) fn of(full: bool) -> SyncKind {
-        if full {
-            SyncKind::Full
-        } else {
-            SyncKind::Partial
-        }
-    }
-}
-
 fn no_local_endpoints(registry: &Registry) -> prometheus::Result<IntGaugeVec> {
     let help =
         "ServicePorts with a traffic policy of Local that have endpoints, but none on this node.";
@@ -201,11 +184,11 @@ impl Metrics {
     }
 
     /// Records the duration of a sync that concerned `family`, whether it
-    /// succeeded or not.
-    pub(crate) fn took(&self, family: Family, took: Duration, kind: SyncKind) {
-        let kind = match kind {
-            SyncKind::Full => &self.sync_full,
-            SyncKind::Partial => &self.sync_partial,
+    /// succeeded or not; `full` if it compared everything with the kernel.
+    pub(crate) fn took(&self, family: Family, took: Duration, full: bool) {
+        let kind = match full {
+            true => &self.sync_full,
+            false => &self.sync_partial,
         };
         for histogram in [&self.sync, kind] {
             observe(histogram, family, took.as_secs_f64());

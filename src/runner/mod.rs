@@ -38,11 +38,11 @@ pub use self::{
 use self::{
     addresses::changed,
     conflicts::Conflicts,
-    failures::{Failing, LoggedFailures},
+    failures::LoggedFailures,
     health::Health,
     last_ready::LastReady,
     latency::Triggers,
-    metrics::{Metrics, SyncKind},
+    metrics::Metrics,
     question::{Question, Questions, Reading},
     schedule::{Outcome, SyncScheduler, Turn},
     status::{Extent, PastSync, Status, SuccessfulSync},
@@ -362,7 +362,8 @@ impl<M: Mode> Runner<M> {
             }
             let full = *full.get(family);
             let outcome = outcome.unwrap_or_else(|| Ok(SyncReport::default()));
-            self.record(family, ended - begun, SyncKind::of(full), &outcome);
+            let took = ended - begun;
+            let ended_at = self.record(family, took, full, &outcome);
             let outcome = match outcome {
                 Ok(report) => {
                     let lingering = (report.lingering > 0).then_some(LINGER_CHECK);
@@ -372,8 +373,8 @@ impl<M: Mode> Runner<M> {
                     let mut drains = report.drains.clone();
                     drains.sort_unstable();
                     let sync = SuccessfulSync {
-                        ended: SystemTime::now(),
-                        took: ended - begun,
+                        ended: ended_at,
+                        took,
                         full,
                         draining: report.lingering + report.draining,
                         drains: drains.into(),
@@ -433,30 +434,23 @@ impl<M: Mode> Runner<M> {
         let mode = self.mode.name();
         self.preferences
             .report(mode, family, report.unsupported, &changes, map);
-        let failing = self
+        let outcome = self
             .failures
             .replace(family, report.failed, report.unfinished);
         let failed = self.failures.service_ports();
         self.metrics.service_ports_failed.set(failed as i64);
-        match failing {
-            Failing::Nothing => Outcome::Done,
-            Failing::AsBefore => Outcome::Partly {
-                new_failures: false,
-            },
-            Failing::New => Outcome::Partly { new_failures: true },
-        }
+        outcome
     }
 
-    /// Records a sync that has ended.
+    /// Records a sync that has ended. Returns the time.
     fn record(
         &self,
         family: Family,
         took: Duration,
-        kind: SyncKind,
+        full: bool,
         outcome: &Result<SyncReport, SyncError>,
-    ) {
-        self.metrics.took(family, took, kind);
-        let full = kind == SyncKind::Full;
+    ) -> SystemTime {
+        self.metrics.took(family, took, full);
         let result = match outcome {
             Ok(report) => {
                 tracing::debug!(
@@ -475,13 +469,15 @@ impl<M: Mode> Runner<M> {
             }
             Err(error) => Err(error.to_string()),
         };
+        let ended = SystemTime::now();
         let sync = PastSync {
-            ended: SystemTime::now(),
+            ended,
             took,
             full,
             result,
         };
         self.status.ended(family, sync);
+        ended
     }
 
     fn failed(&mut self, family: Family, error: &SyncError) -> Outcome {

@@ -24,7 +24,7 @@ use super::{
 use crate::{
     config::ModeName,
     modes,
-    runner::metrics::{Metrics, SyncKind},
+    runner::metrics::Metrics,
     services::{Names, Node},
 };
 
@@ -247,7 +247,7 @@ fn a_scrape_has_every_name_of_kube_proxys_that_applies() {
     let metrics = Metrics::register(&registry).unwrap();
     metrics.queued(Family::V4);
     metrics.synced(Family::V4);
-    metrics.took(Family::V4, Duration::from_millis(3), SyncKind::Partial);
+    metrics.took(Family::V4, Duration::from_millis(3), false);
     modes::Metrics::conntrack_cleared(&metrics, Family::V6, Duration::from_millis(1), 7);
     probes.page(get("/healthz"));
     let about = about(&registry);
