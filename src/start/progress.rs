@@ -3,7 +3,6 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
-    fmt,
     net::SocketAddr,
     sync::Arc,
     time::Duration,
@@ -95,8 +94,7 @@ pub(super) async fn log(objects: Arc<SourceHealth>, runner: Arc<Status>, start: 
             let (served, services) = services(&runner, &families);
             return tracing::info!("{}", start.line(served, services));
         }
-        let ports = Ports::count(&runner, &families);
-        let text = left(&objects.kinds(), &ports, &families);
+        let text = left(&objects.kinds(), &families);
         // It may not advance; the part that waits logs the reason.
         if logged.differs(&text) {
             tracing::info!("first sync, after {seconds:.0} s: {text}");
@@ -130,37 +128,8 @@ fn is_in_force(name: &ServicePortName, families: &PerFamily<FamilyStatus>) -> bo
     status.last.as_ref().is_some_and(is_served) && !status.failures.ports.contains_key(name)
 }
 
-/// Numbers of ServicePorts of both families.
-#[derive(Clone, Copy, Debug)]
-struct Ports {
-    in_force: usize,
-    all: usize,
-}
-
-impl Ports {
-    fn count(runner: &Status, families: &PerFamily<FamilyStatus>) -> Ports {
-        let ports = runner.ports().unwrap_or_default();
-        let in_force = ports.keys().filter(|name| is_in_force(name, families));
-        Ports {
-            in_force: in_force.count(),
-            all: ports.len(),
-        }
-    }
-}
-
-impl fmt::Display for Ports {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Ports { in_force, all } = self;
-        write!(f, "{in_force} of {all} ServicePorts are applied")
-    }
-}
-
 /// The work for which the first sync waits.
-fn left(
-    kinds: &BTreeMap<&'static str, KindHealth>,
-    ports: &Ports,
-    families: &PerFamily<FamilyStatus>,
-) -> String {
+fn left(kinds: &BTreeMap<&'static str, KindHealth>, families: &PerFamily<FamilyStatus>) -> String {
     let open = families
         .iter()
         .filter(|(_, status)| !status.first_sync_is_over());
@@ -178,7 +147,7 @@ fn left(
             format!("; {family}: {words}")
         });
         let counted: String = counted.collect();
-        format!("{ports}, those of {names} are being applied{counted}")
+        format!("the ServicePorts of {names} are being applied{counted}")
     } else if listing.is_empty() {
         "the objects are known".to_owned()
     } else {
@@ -210,19 +179,14 @@ mod tests {
             ("endpointslices", kind(false, 120)),
         ]);
         let mut families = PerFamily::<FamilyStatus>::default();
-        let ports = |in_force| Ports {
-            in_force,
-            all: 5_000,
-        };
-        let text = |kinds: &_, families: &_, in_force| left(kinds, &ports(in_force), families);
         assert_eq!(
-            text(&kinds, &families, 0),
+            left(&kinds, &families),
             "objects are being listed: 120 endpointslices so far, 4500 services so far"
         );
         for kind in kinds.values_mut() {
             kind.complete = true;
         }
-        assert_eq!(text(&kinds, &families, 0), "the objects are known");
+        assert_eq!(left(&kinds, &families), "the objects are known");
         for (_, family) in families.iter_mut() {
             family.under_way = Some(now);
         }
@@ -233,10 +197,9 @@ mod tests {
             done: 1_200,
         });
         assert_eq!(
-            text(&kinds, &families, 0),
-            "0 of 5000 ServicePorts are applied, those of IPv4 and IPv6 are being applied; IPv4: \
-             1200 of 5000 virtual servers are done; IPv6: nothing is planned until the kernel has \
-             been read"
+            left(&kinds, &families),
+            "the ServicePorts of IPv4 and IPv6 are being applied; IPv4: 1200 of 5000 virtual \
+             servers are done; IPv6: nothing is planned until the kernel has been read"
         );
         families.v4.last = Some(SuccessfulSync {
             ended: now,
@@ -248,9 +211,9 @@ mod tests {
             empty: false,
         });
         assert_eq!(
-            text(&kinds, &families, 2_499),
-            "2499 of 5000 ServicePorts are applied, those of IPv6 are being applied; IPv6: nothing \
-             is planned until the kernel has been read"
+            left(&kinds, &families),
+            "the ServicePorts of IPv6 are being applied; IPv6: nothing is planned until the kernel \
+             has been read"
         );
         assert!(!families.v6.first_sync_is_over());
         families.v6.failure = Some(Trouble::now(None, "refused".to_owned()));
