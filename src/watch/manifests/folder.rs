@@ -2,7 +2,7 @@
 //! an object that several have. This does not access the file system.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     ffi::{OsStr, OsString},
     hash::{DefaultHasher, Hash, Hasher},
     sync::Arc,
@@ -14,7 +14,6 @@ use super::{
         Report, first_of,
     },
     version::Version,
-    versions::Versions,
 };
 use crate::services::{Event, Names, Object, ObjectName};
 
@@ -36,10 +35,13 @@ pub(super) enum Found {
 #[derive(Debug, Default)]
 pub(super) struct Folder {
     files: BTreeMap<OsString, File>,
-    /// Every file's version of an object; that of the last file counts.
-    versions: HashMap<ObjectName, Versions<Object>>,
+    /// Every file's version of an object, in one table: a map for each object took 450 bytes.
+    objects: BTreeMap<(ObjectName, Arc<OsStr>), Object>,
     names: Names,
 }
+
+/// The versions of one object, sorted by their files' names.
+type Versions = Vec<(Arc<OsStr>, Object)>;
 
 #[derive(Debug, Default)]
 struct File {
@@ -76,35 +78,40 @@ impl Folder {
     pub(super) fn take(&mut self, found: impl IntoIterator<Item = (OsString, Found)>) -> Outcome {
         let mut reports = Vec::new();
         // The versions, before this call, of each object that may differ now.
-        let mut changed: BTreeMap<ObjectName, Versions<Object>> = BTreeMap::new();
+        let mut changed: BTreeMap<ObjectName, Versions> = BTreeMap::new();
         for (name, found) in found {
             let file: Arc<OsStr> = name.as_os_str().into();
-            for (key, object) in self.read(&name, found, &mut reports) {
-                let versions = self.versions.entry(key.clone()).or_default();
-                changed.entry(key).or_insert_with(|| versions.clone());
+            for (name, object) in self.read(&name, found, &mut reports) {
+                let before = || self.versions(&name);
+                changed.entry(name.clone()).or_insert_with(before);
+                let place = (name, Arc::clone(&file));
                 match object {
-                    Some(object) => versions.set(&file, object),
-                    None => versions.remove(&name),
+                    Some(object) => self.objects.insert(place, object),
+                    None => self.objects.remove(&place),
                 };
             }
         }
         let mut events = Vec::new();
-        for (key, before) in changed {
-            let now = self.versions.get(&key);
-            let empty = Versions::default();
-            let now = now.unwrap_or(&empty);
-            report_duplicates(&key, &before, now, &mut reports);
-            let winning =
-                |versions: &Versions<Object>| versions.winner().map(|(_, object)| object.clone());
-            let (old, new) = (winning(&before), winning(now));
+        for (name, before) in changed {
+            let now = self.versions(&name);
+            report_duplicates(&name, &before, &now, &mut reports);
+            let winning = |versions: &Versions| Some(versions.last()?.1.clone());
+            let (old, new) = (winning(&before), winning(&now));
             if old != new {
-                events.push(new.map_or_else(|| Event::Gone(key.clone()), Event::Changed));
-            }
-            if now.is_empty() {
-                self.versions.remove(&key);
+                events.push(new.map_or(Event::Gone(name), Event::Changed));
             }
         }
         Outcome { events, reports }
+    }
+
+    /// Returns the files' versions of an object; that of the last one counts.
+    fn versions(&self, name: &ObjectName) -> Versions {
+        let first = (name.clone(), Arc::from(OsStr::new("")));
+        let versions = self.objects.range(first..);
+        versions
+            .take_while(|((of, _), _)| of == name)
+            .map(|((_, file), object)| (Arc::clone(file), object.clone()))
+            .collect()
     }
 
     /// Applies a file's new version, if it is usable. Returns the objects that differ from the
@@ -233,25 +240,26 @@ fn over(file: &OsStr, objects: &str) -> Report {
 
 /// Reports which file counts, if that is new.
 fn report_duplicates(
-    key: &ObjectName,
-    before: &Versions<Object>,
-    now: &Versions<Object>,
+    name: &ObjectName,
+    before: &Versions,
+    now: &Versions,
     reports: &mut Vec<Report>,
 ) {
-    let Some((winner, _)) = now.winner() else {
+    let Some(((winner, _), losers)) = now.split_last() else {
         return;
     };
-    let same_winner = before.are_several() && before.winner().is_some_and(|(w, _)| w == winner);
-    for (loser, was_there) in now.losers(before) {
-        if !(same_winner && was_there) {
-            let text = format!(
-                "{key} is in {} and in {}: the latter is used, because its file name sorts last",
-                loser.display(),
-                winner.display()
-            );
-            let level = Warning;
-            reports.push(Report { level, text });
+    let same_winner = before.len() > 1 && before.last().is_some_and(|(file, _)| file == winner);
+    for (loser, _) in losers {
+        if same_winner && before.iter().any(|(file, _)| file == loser) {
+            continue;
         }
+        let text = format!(
+            "{name} is in {} and in {}: the latter is used, because its file name sorts last",
+            loser.display(),
+            winner.display()
+        );
+        let level = Warning;
+        reports.push(Report { level, text });
     }
 }
 

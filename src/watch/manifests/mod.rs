@@ -28,7 +28,6 @@ mod path;
 mod report;
 mod scanner;
 mod version;
-mod versions;
 mod watcher;
 
 /// Time between two scans without any notification: for network file systems and links to other

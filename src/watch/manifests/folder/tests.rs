@@ -153,9 +153,10 @@ fn file(documents: &[&str]) -> Found {
 
 /// The address of each Service in use.
 fn in_force(folder: &Folder) -> BTreeMap<String, String> {
-    let winners = folder.versions.iter();
-    winners
-        .filter_map(|(key, versions)| match versions.winner()?.1 {
+    // Of several versions the last one counts.
+    let versions = folder.objects.iter();
+    versions
+        .filter_map(|((key, _), object)| match object {
             Object::Service(service) => {
                 let ip = service.serving.as_ref().ok()?.cluster_ips[0];
                 Some((key.to_string(), ip.to_string()))
@@ -326,9 +327,10 @@ fn the_last_file_by_name_counts() {
         take(&mut folder, &gone),
         (vec!["+default/a".into()], no_words())
     );
-    let events = folder.versions.values().filter_map(Versions::winner);
-    let ips: Vec<_> = events
-        .map(|(_, object)| match object {
+    let ips: Vec<_> = folder
+        .objects
+        .values()
+        .map(|object| match object {
             Object::Service(service) => service.serving.as_ref().map(|s| s.cluster_ips[0]),
             _ => panic!("only Services here"),
         })
