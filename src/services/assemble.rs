@@ -41,6 +41,9 @@ impl Changing<'_> {
     }
 }
 
+/// Maximum number of entries that all tables of consistent hashing of one Service have together.
+const MOST_HASH_ENTRIES: usize = 262_144;
+
 /// Builds the ServicePorts of `service`: one for each port and family, with the addresses that they
 /// own. Endpoints that are `ejected` take no new connections.
 pub(super) fn service_ports<'a>(
@@ -116,10 +119,25 @@ fn without_endpoints(
         internal_traffic_policy: serving.internal_traffic_policy,
         external_traffic_policy: serving.external_traffic_policy,
         health_check_node_port: serving.health_check_node_port,
+        most_hash_entries: most_hash_entries(serving),
         preferences: service.preferences.clone(),
         endpoints: Arc::default(),
         conflicts: Box::default(),
     }
+}
+
+/// Returns how many entries each table of consistent hashing may have, so that those of all ports and
+/// addresses of a Service have a limit together.
+fn most_hash_entries(serving: &Serving) -> u32 {
+    let addresses = [
+        &serving.cluster_ips,
+        &serving.external_ips,
+        &serving.load_balancer_ips,
+    ];
+    // Each port may have a node port in each family.
+    let addresses = addresses.map(|ips| ips.len()).iter().sum::<usize>() + 2;
+    let tables = addresses * serving.ports.len();
+    u32::try_from(MOST_HASH_ENTRIES / tables.max(1)).unwrap_or(u32::MAX)
 }
 
 /// Closes the external IPs like the load-balancer IPs, which are closed to everyone: where both are

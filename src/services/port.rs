@@ -85,6 +85,9 @@ pub struct ServicePort {
     /// `spec.healthCheckNodePort`, if the external policy is Local; `None` as well if it is a node
     /// port of another Service.
     pub health_check_node_port: Option<u16>,
+    /// The most entries of a table of consistent hashing at each of its addresses. A Service may have
+    /// thousands of ports and addresses.
+    pub most_hash_entries: u32,
     /// The settings of the Service's annotations `tripod.proxy/…`; `None` if it has none.
     /// [`ServicePort::preferences`] reads them.
     pub preferences: Option<Arc<Preferences>>,

@@ -53,6 +53,7 @@ pub fn service_port(text: &str, cluster_ip: impl Into<IpAddr>) -> ServicePort {
         internal_traffic_policy: TrafficPolicy::Cluster,
         external_traffic_policy: TrafficPolicy::Cluster,
         health_check_node_port: None,
+        most_hash_entries: 65_536,
         preferences: None,
         endpoints: Arc::default(),
         conflicts: Box::default(),

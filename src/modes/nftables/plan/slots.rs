@@ -13,8 +13,12 @@ use crate::{
 const MOST: u64 = 1024;
 
 /// Entries of a table of consistent hashing, if the Service names no other number: the default of
-/// IPVS. Fewer take less memory, but move more clients when endpoints come or go.
+/// IPVS. Fewer take less memory, but move more clients when endpoints come or go. The number must not
+/// depend on the endpoints: nearly all clients move when it changes.
 const TABLE: u32 = 4093;
+
+/// The most entries that a table may have, and so the most endpoints: a prime number below `LOCAL`.
+const LARGEST: u32 = 65_521;
 
 /// The first slot of endpoints on this node where the same address also has
 /// slots of all endpoints.
@@ -71,18 +75,17 @@ impl Slots {
     /// Assigns slots for clients that a hash spreads: a table that few clients leave when endpoints
     /// come or go, and that is the same on each node.
     pub fn hashed(port: &ServicePort) -> Slots {
-        let asked = port
-            .preferences()
-            .hash_table_size
-            .map_or(TABLE, NonZeroU32::get);
+        let asked = port.preferences().hash_table_size;
+        let asked = asked.map_or(TABLE, NonZeroU32::get);
+        let wanted = asked.min(port.most_hash_entries).min(LARGEST);
         let of = |indices: &[u32]| {
-            let members = chosen(port, indices).into_iter().take(LOCAL as usize);
+            let members = chosen(port, indices).into_iter().take(LARGEST as usize);
             let members = members.map(|endpoint| (endpoint.address, endpoint.share()));
             let members: Vec<(SocketAddr, u32)> = members.collect();
             if members.is_empty() {
                 return Taken::default();
             }
-            let size = maglev_size(members.len().max(asked as usize)).min(LOCAL);
+            let size = maglev_size(members.len().max(wanted as usize));
             let table = maglev_table(&members, size);
             let entries = table
                 .iter()

@@ -48,6 +48,15 @@ pub fn unsupported(port: &ServicePort, features: Features) -> Vec<Reason> {
         );
         Reason::new(Preferences::SCHEDULER, why)
     });
-    let own = scheduler.into_iter();
+    let most = port.most_hash_entries;
+    let too_large = asked.hash_table_size.filter(|size| size.get() > most);
+    let table = too_large.map(|_| {
+        let why = format!(
+            "the Service has so many ports and addresses that each of its tables has about {most} \
+             entries"
+        );
+        Reason::new(Preferences::HASH_TABLE_SIZE, why)
+    });
+    let own = scheduler.into_iter().chain(table);
     own.chain(Reason::of_nat_rules(asked)).collect()
 }

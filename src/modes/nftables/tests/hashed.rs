@@ -57,6 +57,12 @@ fn a_table_has_a_prime_number_of_entries() {
         assert_eq!(table.out_of, u32::try_from(size).unwrap());
     }
     assert_eq!(table(&[], 0), Taken::default());
+    // A Service with many ports and addresses.
+    let limited = ServicePort {
+        most_hash_entries: 100,
+        ..hashed(&equal(3), 4093)
+    };
+    assert_eq!(Slots::hashed(&limited).cluster.endpoints.len(), 127);
 }
 
 /// Each endpoint with a weight has an entry, and no other has one.
