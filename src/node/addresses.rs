@@ -25,12 +25,9 @@ pub fn own() -> Result<Vec<IpAddr>, Error> {
 /// # Errors
 /// When the kernel cannot list them.
 pub fn list() -> Result<Vec<Address>, Error> {
-    let mut all = addresses::list(&mut Socket::open(Protocol::Route)?)?;
-    all.retain(is_own);
-    Ok(all)
-}
-
-/// Returns whether an address is neither a Service's nor a link-local one.
-pub fn is_own(address: &Address) -> bool {
-    address.interface != SERVICE_LINK && !address.is_of_link()
+    let all = addresses::list(&mut Socket::open(Protocol::Route)?)?;
+    let own = all
+        .into_iter()
+        .filter(|address| address.interface != SERVICE_LINK && !address.is_of_link());
+    Ok(own.collect())
 }

@@ -36,7 +36,6 @@ use std::{
 };
 
 use net::{Family, Frontend, PerFamily};
-use netlink::addresses::Address;
 use xtables::Engine;
 
 #[cfg(fuzzing)]
@@ -88,8 +87,6 @@ pub struct Userspace {
     node: NodeContext,
     /// The node-port addresses at the last sync.
     served: ActedOn,
-    /// All addresses of the node, when last listed.
-    own: Vec<Address>,
     /// Why the node's addresses are those of an earlier listing; `None` if they are up to date.
     unlisted: Option<String>,
     unserved: Unserved,
@@ -131,7 +128,6 @@ impl Userspace {
             executor,
             capture,
             families: PerFamily::default(),
-            own: Vec::new(),
             unlisted: None,
             unserved: Unserved::default(),
             knows_previous_ports: PerFamily::default(),
@@ -314,7 +310,11 @@ impl Userspace {
         report
             .unfinished
             .extend(self.return_path.unfinished(family).cloned());
-        report.unfinished.extend(self.unlisted.clone());
+        // Capture may have reported the same.
+        let unlisted = self.unlisted.iter();
+        let unlisted = unlisted.filter(|why| !report.unfinished.contains(why));
+        let unlisted: Vec<_> = unlisted.cloned().collect();
+        report.unfinished.extend(unlisted);
         self.executor.report_lingering(family, &mut report);
         report
     }
@@ -367,8 +367,7 @@ impl Mode for Userspace {
         let capturing = self.executor.handover().capturing().await;
         let mut captured = if capturing.is_some() && !self.executor.yields() {
             self.executor.count_captured(&scopes);
-            let (desired, served) = (self.executor.desired(), &self.node.node_ports);
-            let captured = self.capture.sync(desired, &scopes, &self.own, served).await;
+            let captured = self.capture.sync(self.executor.desired(), &scopes).await;
             self.executor
                 .progress()
                 .iter()
@@ -413,8 +412,7 @@ impl Mode for Userspace {
             // The other process captures, and knows the desired state.
             return Compared::default();
         }
-        let (desired, served) = (self.executor.desired(), &self.node.node_ports);
-        let captured = self.capture.compare(desired, &self.own, served).await;
+        let captured = self.capture.compare(self.executor.desired()).await;
         captured.map(|family, found| {
             if self.unserved.why(family).is_some() {
                 return None;

@@ -1,17 +1,19 @@
 //! Keeps the node's state up to date as far as listeners depend on it.
 
+use std::sync::Arc;
+
 use net::PerFamily;
 
 use super::{
     Userspace,
-    capture::{Error, Extent},
-    observe,
+    capture::{self, Error, Extent},
+    observe::node_addresses,
 };
 
 impl Userspace {
-    /// Updates the node's state that listeners and capture depend on, if that is due or it is not
-    /// known. If its addresses cannot be listed, the previous ones stay: unknown addresses are not
-    /// gone, and only node ports depend on them alone.
+    /// Updates the node's state that listeners depend on, if that is due or it is not known. If its
+    /// addresses cannot be listed, the previous ones stay: unknown addresses are not gone, and only
+    /// node ports depend on them alone.
     ///
     /// # Errors
     /// When the addresses cannot be listed and never were.
@@ -22,21 +24,17 @@ impl Userspace {
         self.node.opens_listeners = !self.executor.yields();
         let known = &mut self.node.addresses;
         if extent == Extent::Full || known.is_empty() {
-            match observe::addresses() {
-                Ok(own) => {
-                    *known = observe::node_addresses(&own);
-                    self.own = own;
+            match node_addresses() {
+                Ok(addresses) => {
+                    *known = addresses;
                     self.unlisted = None;
                 }
                 Err(error) if known.is_empty() => return Err(error),
-                Err(error) => {
-                    self.unlisted = Some(format!(
-                        "cannot list the addresses of this node; node ports stay at the last known \
-                         ones: {error}"
-                    ));
-                }
+                Err(error) => self.unlisted = Some(capture::addresses_stay(&error)),
             }
             self.unserved.observe(&self.capture);
+            self.capture
+                .serve_node_ports(Arc::clone(&self.node.node_ports));
         }
         Ok(())
     }

@@ -17,7 +17,7 @@ mod render;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 pub use choose::{Choice, Method, Requested, choose};
 pub use local::{Local, Prepared};
@@ -114,6 +114,13 @@ pub struct Report {
     /// Limits of this kernel that an operator should know. Each is logged once in the life of a
     /// [`Capture`].
     pub messages: Vec<String>,
+}
+
+/// Message about the consequences of not being able to list the node's addresses.
+pub(super) fn addresses_stay(error: &impl fmt::Display) -> String {
+    format!(
+        "cannot list the addresses of this node; node ports stay at the last known ones: {error}"
+    )
 }
 
 /// Differences from the desired state. The frontend is given if the object belongs to a single one.

@@ -1,9 +1,8 @@
 //! Capture of both families, each by its own method.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use net::{Family, Frontend, PerFamily};
-use netlink::addresses::Address;
 use xtables::Engine;
 
 use super::{
@@ -18,6 +17,7 @@ const CHECK: Duration = Duration::from_secs(1);
 /// Captures packets for service addresses for our listeners.
 pub struct Capture {
     families: PerFamily<FamilyCapture>,
+    node_ports: Arc<Served>,
     /// When it is checked whether another process changed our objects.
     checks: Checks,
 }
@@ -48,7 +48,8 @@ impl ActiveMethod {
 }
 
 impl Capture {
-    /// Capture by the methods of `choice`, which was made for this `kernel`.
+    /// Capture by the methods of `choice`, which was made for this `kernel`. Node ports answer on
+    /// all of the node's addresses.
     ///
     /// # Errors
     /// When the required sockets or programs are not available.
@@ -70,8 +71,14 @@ impl Capture {
                 v4: family(Family::V4)?,
                 v6: family(Family::V6)?,
             },
+            node_ports: Arc::new(Served::All),
             checks: Checks::new(CHECK),
         })
+    }
+
+    /// Sets the addresses on which node ports are served; takes effect with the next full sync.
+    pub fn serve_node_ports(&mut self, served: Arc<Served>) {
+        self.node_ports = served;
     }
 
     /// The engine of each family's rules.
@@ -136,16 +143,9 @@ impl Capture {
         }
     }
 
-    /// Makes the kernel capture the desired frontends of the families that `scopes` names. The node
-    /// has the addresses `own`, and node ports are `served` on some of them. If another process
-    /// changed rules, everything is compared.
-    pub async fn sync(
-        &mut self,
-        desired: &Desired,
-        scopes: &Scopes,
-        own: &[Address],
-        served: &Served,
-    ) -> Outcomes {
+    /// Makes the kernel capture the desired frontends of the families that `scopes` names. If
+    /// another process changed rules, everything is compared.
+    pub async fn sync(&mut self, desired: &Desired, scopes: &Scopes) -> Outcomes {
         let mut scopes = scopes.clone();
         let mut before = PerFamily::default();
         for (family, capture) in self.families.iter_mut() {
@@ -159,9 +159,10 @@ impl Capture {
                 scope.extent = Extent::Full;
             }
         }
+        let served = &self.node_ports;
         let PerFamily { v4, v6 } = &mut self.families;
-        let v4 = v4.sync(desired, scopes.v4.as_ref(), own, served);
-        let v6 = v6.sync(desired, scopes.v6.as_ref(), own, served);
+        let v4 = v4.sync(desired, scopes.v4.as_ref(), served);
+        let v6 = v6.sync(desired, scopes.v6.as_ref(), served);
         let (v4, v6) = tokio::join!(v4, v6);
         let outcomes = PerFamily { v4, v6 };
         // nf_tables counts changes of both families together.
@@ -184,19 +185,13 @@ impl Capture {
 impl Capture {
     /// Compares the kernel with the desired state. A difference includes its frontend if the object
     /// belongs to a single one. Changes nothing.
-    pub async fn compare(
-        &mut self,
-        desired: &Desired,
-        own: &[Address],
-        served: &Served,
-    ) -> PerFamily<Result<Differing, Error>> {
+    pub async fn compare(&mut self, desired: &Desired) -> PerFamily<Result<Differing, Error>> {
+        let served = &self.node_ports;
         let mut compared = PerFamily::each(|_| Ok(Differing::new()));
         for (family, capture) in self.families.iter_mut() {
             *compared.get_mut(family) = match &mut capture.active {
-                ActiveMethod::Redirect(redirect) => {
-                    redirect.differences(desired, own, served).await
-                }
-                ActiveMethod::Local(local) => local.differences(desired, own),
+                ActiveMethod::Redirect(redirect) => redirect.differences(desired, served).await,
+                ActiveMethod::Local(local) => local.differences(desired),
             };
         }
         compared
@@ -232,18 +227,15 @@ impl FamilyCapture {
         &mut self,
         desired: &Desired,
         scope: Option<&Scope>,
-        own: &[Address],
         served: &Served,
     ) -> Option<Result<Report, Error>> {
         let scope = scope?;
         let mut report = Report::default();
         let synced = match &mut self.active {
             ActiveMethod::Redirect(redirect) => {
-                redirect
-                    .sync(desired, scope, own, served, &mut report)
-                    .await
+                redirect.sync(desired, scope, served, &mut report).await
             }
-            ActiveMethod::Local(local) => local.sync(desired, scope, own, &mut report),
+            ActiveMethod::Local(local) => local.sync(desired, scope, &mut report),
         };
         if let Err(error) = synced {
             return Some(Err(error));

@@ -1,9 +1,7 @@
 //! Capture of both families, for the tests of both methods.
 
-use netlink::{Protocol, Socket, addresses};
-
 use super::*;
-use crate::{kernel::probe::{Examination, Kernel}, node::Served};
+use crate::kernel::probe::{Examination, Kernel};
 
 impl Target {
     /// Returns a target for a cluster IP that our listener on `port` serves.
@@ -41,10 +39,7 @@ impl Capture {
             })
         });
         let mut all = Report::default();
-        let mut socket = Socket::open(Protocol::Route)?;
-        let own = addresses::list(&mut socket)?;
-        let served = Served::All;
-        for (_, outcome) in self.sync(desired, &scopes, &own, &served).await {
+        for (_, outcome) in self.sync(desired, &scopes).await {
             let report = outcome.unwrap_or_else(|| Ok(Report::default()))?;
             all.failed.extend(report.failed);
             all.unfinished.extend(report.unfinished);

@@ -28,7 +28,12 @@ mod tests;
 use std::collections::{BTreeSet, HashSet};
 
 use net::{Family, Frontend};
-use netlink::{Protocol, Socket, addresses::Address, links, route_deletions::RouteDeletions};
+use netlink::{
+    Protocol, Socket,
+    addresses::{self, Address},
+    links,
+    route_deletions::RouteDeletions,
+};
 
 pub use self::retire::Prepared;
 use self::{
@@ -37,7 +42,7 @@ use self::{
     plan::{Environment, Object},
     preserved::Needed,
 };
-use super::{Desired, Differing, Error, Extent, Report, Scope};
+use super::{Desired, Differing, Error, Extent, Report, Scope, addresses_stay};
 use crate::{
     kernel::probe::{Ability, Kernel},
     modes::{Difference, Found, render::Choices},
@@ -50,6 +55,8 @@ pub struct Local {
     applied: Applied,
     /// The environment of the last full sync; `None` if the next sync must be full.
     environment: Option<Environment>,
+    /// Whether a full sync could not compare because the node's addresses could not be listed.
+    is_uncompared: bool,
     /// Whether routing rules of this kernel can match ports; an error says why not.
     ports: Result<(), String>,
     /// Whether the kernel had no objects of ours when last observed, and none was added since.
@@ -68,6 +75,7 @@ impl Local {
             family,
             applied: Applied::default(),
             environment: None,
+            is_uncompared: false,
             ports: match kernel.why_unusable(&Ability::PortRules(family)) {
                 Some(why) => Err(why.to_owned()),
                 None => Ok(()),
@@ -164,8 +172,7 @@ impl Local {
         }))
     }
 
-    /// Makes the kernel capture the desired frontends; those of other families are ignored. The node
-    /// has the addresses `own`.
+    /// Makes the kernel capture the desired frontends; those of other families are ignored.
     ///
     /// Blocks for about 10 µs for each object that changes. Listeners may be bound before or after.
     /// A frontend whose Service is gone must stay desired until its last connection has ended:
@@ -178,13 +185,24 @@ impl Local {
         &mut self,
         desired: &Desired,
         scope: &Scope,
-        own: &[Address],
         report: &mut Report,
     ) -> Result<(), Error> {
-        let full = scope.extent == Extent::Full;
+        let full = scope.extent == Extent::Full || self.is_uncompared;
         // Until everything is applied, the recorded state differs from the kernel's.
         let environment = self.environment.take();
-        if let Some(environment) = environment.filter(|_| !full) {
+        let (mut own, mut compares) = (None, full);
+        if full && (environment.is_some() || self.empty) {
+            match addresses::list(&mut self.socket) {
+                Ok(listed) => own = Some(listed),
+                // The previous addresses stay in use.
+                Err(error) => {
+                    report.unfinished.push(addresses_stay(&error));
+                    compares = false;
+                }
+            }
+        }
+        self.is_uncompared = full && !compares;
+        if let Some(environment) = environment.filter(|_| !compares) {
             let changed = scope.changed.iter().filter(|f| f.family == self.family);
             let changed: BTreeSet<_> = changed.copied().collect();
             let steps = self.applied.update(desired, &changed, &environment, report);
@@ -195,7 +213,7 @@ impl Local {
         if desired.keys().any(|f| f.family == self.family) {
             return self.reconcile(desired, own, scope.has_predecessor, report);
         }
-        if full || !self.empty {
+        if compares || !self.empty {
             // This does not need the environment, which may not be known.
             let mut observed = observe::installed(&mut self.socket, self.family)?;
             let installed = observed.len();
@@ -232,12 +250,13 @@ impl Local {
     ///
     /// # Errors
     /// When the kernel cannot be queried.
-    pub fn differences(&mut self, desired: &Desired, own: &[Address]) -> Result<Differing, Error> {
+    pub fn differences(&mut self, desired: &Desired) -> Result<Differing, Error> {
         let family = self.family;
         let ports = self.ports.is_ok();
         if observe::why_unavailable(family).is_some() {
             return Ok(Differing::new());
         }
+        let own = addresses::list(&mut self.socket)?;
         let environment = observe::environment(own, family, ports)?;
         let applied = Applied::of(desired, &environment, &mut Report::default());
         let mut observed: HashSet<Object> = HashSet::new();
@@ -273,11 +292,12 @@ impl Local {
             .collect()
     }
 
-    /// Compares the whole desired state with the kernel.
+    /// Compares the whole desired state with the kernel. `own` are the node's addresses, if they
+    /// were listed.
     fn reconcile(
         &mut self,
         desired: &Desired,
-        own: &[Address],
+        own: Option<Vec<Address>>,
         has_predecessor: bool,
         report: &mut Report,
     ) -> Result<(), Error> {
@@ -288,6 +308,7 @@ impl Local {
             report.failed.extend(ours.map(|f| (*f, why.clone())));
             return Ok(());
         }
+        let own = own.map_or_else(|| addresses::list(&mut self.socket), Ok)?;
         let environment = observe::environment(own, family, ports)?;
         links::set_up(&mut self.socket, environment.loopback)?;
         if let Err(why) = &self.ports {

@@ -1,6 +1,6 @@
 //! State of the kernel, and its abilities.
 
-use std::{collections::HashSet, net::IpAddr};
+use std::net::IpAddr;
 
 use net::Family;
 use netlink::{
@@ -53,22 +53,22 @@ pub fn why_unavailable(family: Family) -> Option<String> {
 /// # Errors
 /// When the kernel cannot be queried.
 pub fn environment(
-    all: &[Address],
+    all: Vec<Address>,
     family: Family,
     matches_ports: bool,
 ) -> Result<Environment, Error> {
     let loopback = links::index("lo")?;
     // Leftovers of ipvs mode are removed later; its addresses must be captured from now on.
-    let own = all
-        .iter()
-        .filter(|address| address.interface != SERVICE_LINK);
-    let own: HashSet<IpAddr> = own.map(|address| address.address).collect();
+    let own: Vec<_> = all
+        .into_iter()
+        .filter(|address| address.interface != SERVICE_LINK)
+        .collect();
     let is_loopback = |ip: &IpAddr| ip.is_loopback() && Family::of(ip) == family;
     Ok(Environment {
         family,
         matches_ports,
         loopback,
-        has_loopback_address: own.iter().any(is_loopback),
-        own,
+        has_loopback_address: own.iter().any(|a| is_loopback(&a.address)),
+        own: own.iter().map(|a| a.address).collect(),
     })
 }

@@ -29,7 +29,10 @@ mod tree;
 use std::{collections::BTreeSet, fmt, mem};
 
 use net::{Family, Frontend};
-use netlink::addresses::Address;
+use netlink::{
+    Protocol, Socket,
+    addresses::{self, Address},
+};
 use xtables::{
     Engine,
     chains::Count,
@@ -45,7 +48,9 @@ use xtables::{
 };
 
 use self::{applied::Applied, plan::Environment, stale::Stale};
-use super::{Desired, Differing, Error, Extent, Report, Scope, choose::redirecting};
+use super::{
+    Desired, Differing, Error, Extent, Report, Scope, addresses_stay, choose::redirecting,
+};
 use crate::{
     kernel::probe::{Ability, Kernel},
     modes::{Difference, comparison, render::Choices},
@@ -60,11 +65,17 @@ const OWNED: Owned = Owned {
     shared: None,
 };
 
+fn own_addresses() -> Result<Vec<Address>, Error> {
+    Ok(addresses::list(&mut Socket::open(Protocol::Route)?)?)
+}
+
 /// Captures a family by nat rules. Owns its chains and the jumps to them.
 pub struct Redirect {
     writer: Writer,
     features: Features,
     applied: Applied,
+    /// The addresses of the node when last listed.
+    own: Option<Vec<Address>>,
     /// Whether the recorded rules are applied; if not, the next sync compares everything.
     in_force: bool,
     /// Whether a process that gave way to this one is still running.
@@ -99,6 +110,7 @@ impl Redirect {
             features,
             writer,
             applied: Applied::default(),
+            own: None,
             in_force: false,
             has_predecessor: false,
             stale: Stale::default(),
@@ -156,8 +168,8 @@ impl Redirect {
     }
 
     /// Makes the kernel capture the desired frontends; those of other families are ignored. A full
-    /// sync compares everything, repairs jumps, and replaces the node's addresses, `own`, and those
-    /// at which node ports are `served`. [`Self::before`] and [`Self::after`] must be called around it.
+    /// sync compares everything, repairs jumps, and replaces the addresses at which node ports are
+    /// `served`. [`Self::before`] and [`Self::after`] must be called around it.
     ///
     /// A frontend's target must have another port than the frontend: conntrack sees no translation
     /// if nothing changes, and the guard would refuse it.
@@ -168,7 +180,6 @@ impl Redirect {
         &mut self,
         desired: &Desired,
         scope: &Scope,
-        own: &[Address],
         served: &Served,
         report: &mut Report,
     ) -> Result<(), Error> {
@@ -181,7 +192,7 @@ impl Redirect {
                 self.watch.pause();
             }
             self.has_predecessor = scope.has_predecessor;
-            self.compare(desired, own, served, report).await
+            self.compare(desired, served, report).await
         }
     }
 
@@ -235,11 +246,10 @@ impl Redirect {
     pub async fn differences(
         &self,
         desired: &Desired,
-        own: &[Address],
         served: &Served,
     ) -> Result<Differing, Error> {
         let family = self.writer.family();
-        let environment = self.environment(own, desired, served);
+        let environment = self.environment(&own_addresses()?, desired, served);
         let tables = environment.tables();
         let applied = Applied::of(desired, environment, &mut Report::default());
         let nothing_else = |_: Table, _: &str| {};
@@ -301,12 +311,21 @@ impl Redirect {
     async fn compare(
         &mut self,
         desired: &Desired,
-        own: &[Address],
         served: &Served,
         report: &mut Report,
     ) -> Result<(), Error> {
         let family = self.writer.family();
-        let environment = self.environment(own, desired, served);
+        let (own, is_current) = match (own_addresses(), self.own.take()) {
+            (Ok(listed), _) => (listed, true),
+            // Addresses that cannot be listed are not gone.
+            (Err(error), Some(known)) => {
+                report.unfinished.push(addresses_stay(&error));
+                (known, false)
+            }
+            (Err(error), None) => return Err(error),
+        };
+        let environment = self.environment(&own, desired, served);
+        self.own = Some(own);
         report.messages.extend(self.shortcomings());
         let tables = environment.tables();
         let applied = Applied::of(desired, environment, report);
@@ -327,6 +346,7 @@ impl Redirect {
         let is_empty = |table, chain: &str| observed.is_empty(table, chain);
         self.run(transaction, is_empty, report).await?;
         report.is_of_all = true;
+        self.in_force &= is_current;
         self.delete_stale_flows(report).await;
         Ok(())
     }

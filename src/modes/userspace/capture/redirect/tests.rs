@@ -1,11 +1,8 @@
 //! Against the real kernel, in a network namespace of the test's own thread.
 
-use netlink::{
-    Protocol, Socket, addresses,
-    conntrack::{
-        entries,
-        flows::{self, Match, Tuple},
-    },
+use netlink::conntrack::{
+    entries,
+    flows::{self, Match, Tuple},
 };
 use testing::{block_on, in_namespace, ip};
 use xtables::{Search, Xtables};
@@ -20,10 +17,6 @@ fn frontend(family: Family, address: Option<&str>, port: u16) -> Frontend {
         Some(ip) => Frontend::service(net::Protocol::Tcp, ip.parse().unwrap(), port),
         None => Frontend::node_port(net::Protocol::Tcp, family, port),
     }
-}
-
-fn own() -> Vec<Address> {
-    addresses::list(&mut Socket::open(Protocol::Route).unwrap()).unwrap()
 }
 
 /// Longer than the interval between checks for changes by others.
@@ -165,7 +158,7 @@ async fn many_in(writer: Writer) {
     let mut desired: Desired = (0..300_u16).map(|number| many(family, number)).collect();
     let (served, report) = (Served::All, &mut Report::default());
     redirect
-        .sync(&desired, &full, &own(), &served, report)
+        .sync(&desired, &full, &served, report)
         .await
         .unwrap();
     for steps in [1, 7, 20] {
@@ -186,15 +179,12 @@ async fn many_in(writer: Writer) {
             has_predecessor: false,
         };
         redirect
-            .sync(&desired, &scope, &own(), &served, report)
+            .sync(&desired, &scope, &served, report)
             .await
             .unwrap();
-        let differences = redirect
-            .differences(&desired, &own(), &served)
-            .await
-            .unwrap();
+        let differences = redirect.differences(&desired, &served).await.unwrap();
         assert_eq!(differences, vec![]);
-        let environment = redirect.environment(&own(), &desired, &served);
+        let environment = redirect.environment(&own_addresses().unwrap(), &desired, &served);
         let tables = environment.tables();
         let applied = Applied::of(&desired, environment, report);
         let nothing = |_: Table, _: &str| {};
@@ -332,8 +322,7 @@ async fn restored_in(writer: Writer) {
             has_predecessor: false,
         };
         let before = redirect.before();
-        let own = own();
-        let synced = redirect.sync(&desired, &scope, &own, &served, &mut report);
+        let synced = redirect.sync(&desired, &scope, &served, &mut report);
         synced.await.unwrap();
         if step == 1 {
             // Another process changes rules before that sync has ended.
