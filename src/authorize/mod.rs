@@ -11,19 +11,21 @@ use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use tokio::{runtime::Handle, sync::Semaphore};
 
-use self::cache::{Cache, Key};
+use self::{
+    cache::{Cache, Key},
+    review::User,
+};
 use crate::{api_client::Access, log_once::LogOnce};
 
-/// How long answers count: the shortest of the kubelet's defaults for the two questions
-/// (`authentication.webhook.cacheTTL`, `authorization.webhook.cacheAuthorizedTTL` and
-/// `.cacheUnauthorizedTTL`). The last one also applies to a token that is nobody's, for which the
-/// kubelet has none.
-const ALLOWED: Duration = Duration::from_mins(2);
+/// How long answers count: the kubelet's defaults (`authentication.webhook.cacheTTL`,
+/// `authorization.webhook.cacheAuthorizedTTL` and `.cacheUnauthorizedTTL`). The last one also
+/// applies to a token that is nobody's, for which the kubelet has none.
+const KNOWN: Duration = Duration::from_mins(2);
+const ALLOWED: Duration = Duration::from_mins(5);
 const REFUSED: Duration = Duration::from_secs(30);
 
 /// Maximum number of answers of each kind that are kept. Refusals are kept apart: requests without
-/// a valid token displace no answers about those who may read. A refusal has the path of its
-/// request, which is as long as a token at most.
+/// a valid token displace no answers about those who may read.
 const MOST: usize = 256;
 
 /// Maximum number of questions that are under way at once.
@@ -45,8 +47,10 @@ struct Shared {
     /// The runtime on which questions are asked, as are all other requests to the API server.
     runtime: Handle,
     turns: Arc<Semaphore>,
+    users: Mutex<Cache<Arc<User>>>,
+    unauthenticated: Mutex<Cache<()>>,
     allowed: Mutex<Cache<()>>,
-    refused: Mutex<Cache<Refusal>>,
+    refused: Mutex<Cache<()>>,
     logged: Mutex<LogOnce>,
 }
 
@@ -81,6 +85,8 @@ impl Authorizer {
             access: access.with_rate(RATE, BURST),
             runtime: Handle::current(),
             turns: Arc::new(Semaphore::new(AT_ONCE)),
+            users: Mutex::new(Cache::new(MOST, KNOWN)),
+            unauthenticated: Mutex::new(Cache::new(MOST, REFUSED)),
             allowed: Mutex::new(Cache::new(MOST, ALLOWED)),
             refused: Mutex::new(Cache::new(MOST, REFUSED)),
             logged: Mutex::default(),
@@ -99,44 +105,92 @@ impl Authorizer {
         path: &str,
     ) -> Result<(), Refusal> {
         let token = token.filter(|token| (1..=LONGEST_TOKEN).contains(&token.len()));
-        let token = token.ok_or(Refusal::Unknown)?;
-        let key = digest(&serde_json::to_vec(&(token, verb, path)).unwrap_or_default());
-        let shared = &self.0;
-        if let Some(known) = shared.known(&key) {
-            return known;
+        let user = self.user(token.ok_or(Refusal::Unknown)?).await?;
+        if self.may(&user, verb, path).await? {
+            return Ok(());
         }
+        Err(Refusal::Forbidden {
+            user: user.name().to_owned(),
+            verb: verb.to_owned(),
+            path: path.to_owned(),
+        })
+    }
+
+    async fn user(&self, token: &str) -> Result<Arc<User>, Refusal> {
+        let key = digest(token.as_bytes());
+        let shared = Arc::clone(&self.0);
+        let known = move || {
+            let user = shared.users.lock().get(&key);
+            let unauthenticated = || shared.unauthenticated.lock().get(&key).map(|()| None);
+            user.map(Some).or_else(unauthenticated)
+        };
+        let (shared, token) = (Arc::clone(&self.0), token.to_owned());
+        let ask = async move {
+            let user = review::user(&shared.access, token).await?.map(Arc::new);
+            match &user {
+                Some(user) => shared.users.lock().put(key, Arc::clone(user)),
+                None => shared.unauthenticated.lock().put(key, ()),
+            }
+            Ok(user)
+        };
+        self.known_or_asked(known, ask)
+            .await?
+            .ok_or(Refusal::Unknown)
+    }
+
+    async fn may(&self, user: &Arc<User>, verb: &str, path: &str) -> Result<bool, Refusal> {
+        let question = serde_json::to_vec(&(&**user, verb, path)).unwrap_or_default();
+        let key = digest(&question);
+        let shared = Arc::clone(&self.0);
+        let known = move || {
+            let allowed = shared.allowed.lock().get(&key).map(|()| true);
+            allowed.or_else(|| shared.refused.lock().get(&key).map(|()| false))
+        };
+        let (shared, user) = (Arc::clone(&self.0), Arc::clone(user));
+        let (verb, path) = (verb.to_owned(), path.to_owned());
+        let ask = async move {
+            let may = review::allowed(&shared.access, &user, &verb, &path).await?;
+            let answers = if may {
+                &shared.allowed
+            } else {
+                &shared.refused
+            };
+            answers.lock().put(key, ());
+            Ok(may)
+        };
+        self.known_or_asked(known, ask).await
+    }
+
+    /// Returns the `known` value, or the answer to `ask`, which continues when this is dropped: a
+    /// later request finds the answer.
+    async fn known_or_asked<T: Send + 'static>(
+        &self,
+        known: impl Fn() -> Option<T>,
+        ask: impl Future<Output = Result<T, String>> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        if let Some(known) = known() {
+            return Ok(known);
+        }
+        let shared = &self.0;
         let interrupted = || Refusal::Unanswered("the request was interrupted".to_owned());
         let turn = Arc::clone(&shared.turns).acquire_owned().await;
         let turn = turn.map_err(|_| interrupted())?;
         // Another request may have asked the same meanwhile.
-        if let Some(known) = shared.known(&key) {
-            return known;
+        if let Some(known) = known() {
+            return Ok(known);
         }
-        let (token, verb, path) = (token.to_owned(), verb.to_owned(), path.to_owned());
-        let asker = Arc::clone(shared);
-        // It continues when this is dropped: a later request finds the answer.
         let asked = shared.runtime.spawn(async move {
-            let answer = review::may_read(&asker.access, token, verb, path).await;
-            match &answer {
-                Ok(Ok(())) => asker.allowed.lock().put(key, ()),
-                Ok(Err(refusal)) => asker.refused.lock().put(key, refusal.clone()),
-                Err(_) => {}
-            }
+            let answer = ask.await;
             drop(turn);
             answer
         });
         let answer = asked.await.map_err(|_| interrupted())?;
         shared.log(answer.as_ref().err());
-        answer.map_err(Refusal::Unanswered)?
+        answer.map_err(Refusal::Unanswered)
     }
 }
 
 impl Shared {
-    fn known(&self, key: &Key) -> Option<Result<(), Refusal>> {
-        let allowed = self.allowed.lock().get(key).map(Ok);
-        allowed.or_else(|| self.refused.lock().get(key).map(Err))
-    }
-
     /// Logs that there is no answer, once until there is one again.
     fn log(&self, error: Option<&String>) {
         let mut logged = self.logged.lock();

@@ -1,6 +1,6 @@
 //! The two questions to the API server.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use http::Method;
 use k8s_openapi::api::{
@@ -11,51 +11,43 @@ use kube::{Api, Resource, api::PostParams, core::ClusterResourceScope};
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::time::timeout;
 
-use super::Refusal;
 use crate::api_client::Access;
 
 /// How long one answer may take (`ClientTimeout` of
 /// `k8s.io/apiserver/pkg/server/options/authentication.go`).
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Returns whether the owner of a token may do `verb` to a path.
-///
-/// # Errors
-/// Says why there is no answer.
-pub(super) async fn may_read(
-    access: &Access,
-    token: String,
-    verb: String,
-    path: String,
-) -> Result<Result<(), Refusal>, String> {
-    let Some(user) = user(access, token).await? else {
-        return Ok(Err(Refusal::Unknown));
-    };
-    let name = user.username.clone();
-    let review = SubjectAccessReview {
-        spec: SubjectAccessReviewSpec {
-            user: user.username,
-            uid: user.uid,
-            groups: user.groups,
-            extra: user.extra,
-            non_resource_attributes: Some(NonResourceAttributes {
-                path: Some(path.clone()),
-                verb: Some(verb.clone()),
-            }),
-            ..SubjectAccessReviewSpec::default()
-        },
-        ..SubjectAccessReview::default()
-    };
-    let status = create(access, review).await?.status;
-    if status.is_some_and(|status| status.allowed && status.denied != Some(true)) {
-        return Ok(Ok(()));
+/// The owner of a token, as the API server knows it.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(super) struct User {
+    name: Option<String>,
+    uid: Option<String>,
+    groups: Option<Vec<String>>,
+    extra: Option<BTreeMap<String, Vec<String>>>,
+}
+
+impl User {
+    pub(super) fn name(&self) -> &str {
+        self.name.as_deref().unwrap_or("an unnamed user")
     }
-    let user = name.unwrap_or_else(|| "an unnamed user".to_owned());
-    Ok(Err(Refusal::Forbidden { user, verb, path }))
+}
+
+impl From<UserInfo> for User {
+    fn from(info: UserInfo) -> User {
+        User {
+            name: info.username,
+            uid: info.uid,
+            groups: info.groups,
+            extra: info.extra,
+        }
+    }
 }
 
 /// Finds the user of a token; `None` if it is nobody's.
-async fn user(access: &Access, token: String) -> Result<Option<UserInfo>, String> {
+///
+/// # Errors
+/// Says why there is no answer.
+pub(super) async fn user(access: &Access, token: String) -> Result<Option<User>, String> {
     let review = TokenReview {
         spec: TokenReviewSpec {
             token,
@@ -64,7 +56,39 @@ async fn user(access: &Access, token: String) -> Result<Option<UserInfo>, String
         ..TokenReview::default()
     };
     let status = create(access, review).await?.status.unwrap_or_default();
-    Ok(status.user.filter(|_| status.authenticated == Some(true)))
+    if status.authenticated != Some(true) {
+        return Ok(None);
+    }
+    Ok(status.user.map(User::from))
+}
+
+/// Returns whether `user` may do `verb` to a path.
+///
+/// # Errors
+/// Says why there is no answer.
+pub(super) async fn allowed(
+    access: &Access,
+    user: &User,
+    verb: &str,
+    path: &str,
+) -> Result<bool, String> {
+    let user = user.clone();
+    let review = SubjectAccessReview {
+        spec: SubjectAccessReviewSpec {
+            user: user.name,
+            uid: user.uid,
+            groups: user.groups,
+            extra: user.extra,
+            non_resource_attributes: Some(NonResourceAttributes {
+                path: Some(path.to_owned()),
+                verb: Some(verb.to_owned()),
+            }),
+            ..SubjectAccessReviewSpec::default()
+        },
+        ..SubjectAccessReview::default()
+    };
+    let status = create(access, review).await?.status;
+    Ok(status.is_some_and(|status| status.allowed && status.denied != Some(true)))
 }
 
 async fn create<K>(access: &Access, review: K) -> Result<K, String>

@@ -131,8 +131,11 @@ async fn answers_count_for_a_bounded_time() {
     let _ = read(&authorizer, "other").await;
     let _ = read(&authorizer, "unknown").await;
     let _ = read(&authorizer, "reader").await;
-    assert_eq!(server.asked(), (5, 3), "refusals ended");
-    advance(ALLOWED - REFUSED).await;
+    assert_eq!(server.asked(), (4, 3), "refusals ended");
+    advance(KNOWN - REFUSED).await;
+    let _ = read(&authorizer, "reader").await;
+    assert_eq!(server.asked(), (5, 3), "whose token it is, is asked again");
+    advance(ALLOWED - KNOWN).await;
     let _ = read(&authorizer, "reader").await;
     assert_eq!(server.asked(), (6, 4));
 }
@@ -155,7 +158,7 @@ async fn without_an_answer_nobody_may() {
         panic!("it is known now");
     };
     server.fails.store(503, SeqCst);
-    advance(ALLOWED).await;
+    advance(KNOWN).await;
     let Err(Refusal::Unanswered(_)) = read(&authorizer, "reader").await else {
         panic!("the answer was too old");
     };
