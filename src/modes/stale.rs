@@ -88,14 +88,16 @@ fn patterns(family: Family, map: &ServiceMap, stale: &Stale) -> Patterns {
             continue;
         }
         let serving = Arc::new(serving(port));
-        let reply = if begun {
-            Reply::NotFrom((*serving).clone())
-        } else {
-            let gone: HashSet<Source> = former.map(|f| sources(&f.gone)).unwrap_or_default();
-            Reply::From(&gone - &serving)
-        };
+        let gone: HashSet<Source> = former.map(|f| sources(&f.gone)).unwrap_or_default();
         for at in port.frontends() {
-            found.udp.push(flows(&at, reply.clone()));
+            // Flows to a node port may be those of others, at other addresses.
+            let may_be_of_others = at.address.is_none() && serving.is_empty();
+            let reply = if begun && !may_be_of_others {
+                Reply::NotFrom((*serving).clone())
+            } else {
+                Reply::From(&gone - &serving)
+            };
+            found.udp.push(flows(&at, reply));
             answered.insert(at, Arc::clone(&serving));
         }
     }
@@ -434,6 +436,23 @@ mod tests {
             let matches = patterns(Family::V4, tracker.map(), &Stale { ports, all }).udp;
             assert_eq!(matches.last(), Some(&flows(&lost, reply)));
             assert_eq!(matches.len(), if all { 3 } else { 1 });
+        }
+    }
+
+    /// Without endpoints, nothing tells the flows to a node port from those that others forward to
+    /// the same port number.
+    #[test]
+    fn flows_to_a_node_port_without_endpoints_stay() {
+        let mut tracker = Tracker::new("node");
+        let begun = tracker.apply(dns("a", &[])).stale;
+        for all in [false, true] {
+            let stale = Stale {
+                all,
+                ..begun.clone()
+            };
+            let matches = patterns(Family::V4, tracker.map(), &stale).udp;
+            let destinations: Vec<_> = matches.iter().map(|one| one.destination).collect();
+            assert_eq!(destinations, [Some([10, 0, 0, 1].into())]);
         }
     }
 

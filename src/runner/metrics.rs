@@ -79,6 +79,7 @@ impl Metrics {
             let gauge = GaugeVec::new(Opts::new(name, help), &[FAMILY])?;
             registered(registry, gauge)
         };
+        let gauge = |name: &str, help: &str| registered(registry, IntGauge::new(name, help)?);
         let metrics = Metrics {
             sync: sync(
                 "kubeproxy_sync_proxy_rules_duration_seconds",
@@ -120,35 +121,23 @@ impl Metrics {
             )?,
             services: Changes::register(registry, "service", "Services")?,
             endpoints: Changes::register(registry, "endpoint", "EndpointSlices")?,
-            service_ports: registered(
-                registry,
-                IntGauge::new(
-                    "tripod_service_ports",
-                    "ServicePorts that this node serves.",
-                )?,
+            service_ports: gauge(
+                "tripod_service_ports",
+                "ServicePorts that this node serves.",
             )?,
-            service_ports_failed: registered(
-                registry,
-                IntGauge::new(
-                    "tripod_service_ports_failed",
-                    "ServicePorts that are not applied; the log names them.",
-                )?,
+            service_ports_failed: gauge(
+                "tripod_service_ports_failed",
+                "ServicePorts that are not applied; the log names them.",
             )?,
-            service_ports_conflicting: registered(
-                registry,
-                IntGauge::new(
-                    "tripod_service_ports_conflicting",
-                    "ServicePorts that are not served at an address that another one owns; Events \
-                     name both.",
-                )?,
+            service_ports_conflicting: gauge(
+                "tripod_service_ports_conflicting",
+                "ServicePorts that are not served at an address that another one owns; Events name \
+                 both.",
             )?,
-            service_ports_none_ready: registered(
-                registry,
-                IntGauge::new(
-                    "tripod_service_ports_none_ready",
-                    "ServicePorts whose last ready endpoints are in use although none is ready; \
-                     Events name the Services.",
-                )?,
+            service_ports_none_ready: gauge(
+                "tripod_service_ports_none_ready",
+                "ServicePorts whose last ready endpoints are in use although none is ready; Events \
+                 name the Services.",
             )?,
             failures: counter(
                 registry,

@@ -479,7 +479,7 @@ mod tests {
 
     #[test]
     fn what_is_malformed_is_named_and_not_asked_for() {
-        let (fifteen, sixteen) = ("a-name_of-15-by", "a-name-of-16-byt");
+        let sixteen = "a-name-of-16-byt";
         let scheduler = "the name of a scheduler has 1 to 15 letters";
         let huge = "x".repeat(256 * 1024);
         for (key, value, reason) in [
@@ -554,6 +554,11 @@ mod tests {
                 "{key}"
             );
         }
+    }
+
+    #[test]
+    fn names_of_schedulers_have_a_length_and_an_order() {
+        let (fifteen, sixteen) = ("a-name_of-15-by", "a-name-of-16-byt");
         let both = [
             (Preferences::SCHEDULER, sixteen),
             (KUBE_ROUTER_SCHEDULER, "lc"),

@@ -119,7 +119,7 @@ async fn changes_that_mean_nothing_here_make_no_event() {
     front["metadata"]["annotations"] = json!({"changed": "again"});
     front["status"]["conditions"] = json!([]);
     let mut moved = slice("front-x", "front", &[1, 2]);
-    moved["endpoints"][0]["targetRef"]["uid"] = json!("another");
+    moved["endpoints"][0]["targetRef"]["name"] = json!("another");
     let mut other_node = node("node-b", "zone-3");
     other_node["status"]["images"] = json!([]);
     server.change(|cluster| {

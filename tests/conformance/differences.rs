@@ -227,7 +227,7 @@ pub const RULES: &[Rule] = &[
         // What redirect capture does not lead to a socket of Tripod is dropped.
         instead: |_, target, _, observation| {
             let own = matches!(target, Target::Loopback | Target::SecondNodePort);
-            (*observation == Observation::Refused && !own).then_some(Observation::Silent)
+            (*observation == Observation::Refused && !own).then_some(Observation::SilentOrRefused)
         },
     },
     Rule {

@@ -196,7 +196,11 @@ fn without_the_init_container_it_serves_what_it_can() {
         let tripod = start_in(lab, (!falls_back).then_some("iptables"));
         tripod.logs_once(&["starting", "mode=iptables"]);
         if falls_back {
-            let warning = ["WARN", "ipvs mode cannot run here", "net.ipv4.vs.conntrack=1"];
+            let warning = [
+                "WARN",
+                "ipvs mode cannot run here",
+                "net.ipv4.vs.conntrack=1",
+            ];
             tripod.logs_once(&warning);
         }
         assert_eq!(ask(&lab.node, service.cluster()[0]).expect("a call"), "a");

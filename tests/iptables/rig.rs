@@ -187,7 +187,8 @@ impl Proxy {
                 let registry = Registry::new();
                 let metrics = Metrics::register(&registry).expect("metrics");
                 let setup = setup(&flags, metrics.clone());
-                let mode = Iptables::new(setup, &Kernel::examine(&Examination::default()), &registry);
+                let mode =
+                    Iptables::new(setup, &Kernel::examine(&Examination::default()), &registry);
                 let options = schedule::Options {
                     // An unnoticed change must not be repaired by chance.
                     sync_period: Duration::from_secs(3600),

@@ -3,6 +3,10 @@
 use super::*;
 
 pub fn cases() -> Vec<Case> {
+    [shares_of_endpoints(), schedulers()].concat()
+}
+
+fn shares_of_endpoints() -> Vec<Case> {
     let three_to_one = || {
         cluster_ip([A])
             .weighing(3)
@@ -35,6 +39,32 @@ pub fn cases() -> Vec<Case> {
         .sees(shares([(A, 1), (B, 3)]))
         .but(ipvs_without_wrr, Why::RoundRobinInstead, equal_shares(HERE)),
         case(
+            "Slow start: an endpoint that became ready gets a tenth of its share",
+            cluster_ip([A]).annotated("tripod.proxy/slow-start", "1h"),
+        )
+        .then("B becomes ready", |web| web.on([A, B]))
+        .when(Pod)
+        .calls(ClusterIp)
+        .sees(shares([(A, 10), (B, 1)]))
+        .but(
+            ipvs_without_wrr,
+            Why::RoundRobinInstead,
+            equal_shares([A, B]),
+        ),
+        case(
+            "No endpoint is ready: those that were ready last are used",
+            cluster_ip([A, B]).annotated("tripod.proxy/when-none-ready", "last"),
+        )
+        .then("none is ready", |web| web.with([unready(A), unready(B)]))
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .sees(each([A, B])),
+    ]
+}
+
+fn schedulers() -> Vec<Case> {
+    vec![
+        case(
             "Scheduler sh: a client stays where its address leads",
             cluster_ip(ALL).annotated("tripod.proxy/scheduler", "sh"),
         )
@@ -58,27 +88,6 @@ pub fn cases() -> Vec<Case> {
         .when(Pod)
         .calls(ClusterIp)
         .sees(each(ALL)),
-        case(
-            "Slow start: an endpoint that became ready gets a tenth of its share",
-            cluster_ip([A]).annotated("tripod.proxy/slow-start", "1h"),
-        )
-        .then("B becomes ready", |web| web.on([A, B]))
-        .when(Pod)
-        .calls(ClusterIp)
-        .sees(shares([(A, 10), (B, 1)]))
-        .but(
-            ipvs_without_wrr,
-            Why::RoundRobinInstead,
-            equal_shares([A, B]),
-        ),
-        case(
-            "No endpoint is ready: those that were ready last are used",
-            cluster_ip([A, B]).annotated("tripod.proxy/when-none-ready", "last"),
-        )
-        .then("none is ready", |web| web.with([unready(A), unready(B)]))
-        .when([Pod, Node])
-        .calls(ClusterIp)
-        .sees(each([A, B])),
         case(
             "kube-router.io/service.scheduler is understood",
             cluster_ip(ALL).annotated("kube-router.io/service.scheduler", "sh"),

@@ -107,7 +107,10 @@ async fn those_that_end_do_not_stay() {
     assert_eq!(in_use(&tracker), [3, 4]);
     tracker.apply([ejected]);
     assert_eq!(in_use(&tracker), [4], "3 does not answer");
-    tracker.apply([Event::Gone(ObjectName::Service(service_name("web"))), slice_gone("s")]);
+    tracker.apply([
+        Event::Gone(ObjectName::Service(service_name("web"))),
+        slice_gone("s"),
+    ]);
     assert!(tracker.last_ready.is_empty());
 }
 
