@@ -54,7 +54,7 @@ fn serving(port: &ServicePort) -> HashSet<Source> {
     serving.map(|e| Source::from(e.address)).collect()
 }
 
-/// What to delete of one family.
+/// Flows and connections of one family to delete.
 #[derive(Debug, Default, PartialEq)]
 struct Patterns {
     udp: Vec<Match>,

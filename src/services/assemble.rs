@@ -25,7 +25,7 @@ use super::{
 /// thousands of ports, and each has all endpoints of an EndpointSlice.
 const MOST_ENDPOINTS: usize = 262_144;
 
-/// What an endpoint's use depends on besides the objects: what it was before.
+/// The history of endpoints, on which their use depends as well as on the objects.
 pub(super) struct Changing<'a> {
     /// The shares of endpoints that became ready; `None`: they have their weights at once.
     pub(super) starts: Option<&'a Starts>,

@@ -29,7 +29,7 @@ pub(super) struct InUse {
     pub(super) until: Option<Instant>,
 }
 
-/// What is known of the endpoints of one Service.
+/// The endpoints of one Service that were ready.
 #[derive(Debug, Default)]
 struct Known {
     /// Those that were ready, with the time when they ceased to be; `None`: they are ready.

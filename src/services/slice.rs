@@ -96,7 +96,7 @@ pub struct SlicePort {
 pub struct SliceEndpoint {
     /// Its first address; the API defines no meaning for further ones.
     pub address: IpAddr,
-    /// What it is known by when its address or slice changes.
+    /// Its identity, which stays when its address or slice changes.
     pub identity: Identity,
     /// Name of the node on which it runs; `None` if not known.
     pub node_name: Option<Arc<str>>,
