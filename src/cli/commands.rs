@@ -71,7 +71,7 @@ pub(super) enum Commands {
 }
 
 impl Commands {
-    /// Returns what is to be done.
+    /// Returns the job that the command line asks for.
     ///
     /// # Errors
     /// The requested document, or why parts of the command line contradict each other.

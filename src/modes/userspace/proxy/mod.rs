@@ -38,7 +38,10 @@ use self::{
 };
 use super::options::Options;
 use crate::{
-    kernel::{memory_limit, socket::local_ports::LocalPorts},
+    kernel::{
+        memory_limit::{self, MemoryLimit},
+        socket::local_ports::LocalPorts,
+    },
     log_once::LoggedFlag,
 };
 
@@ -76,22 +79,36 @@ pub struct Shared {
 impl Shared {
     /// The state of a data path with these `options` that counts with `counters`.
     pub fn new(options: Options, counters: Counters) -> Arc<Shared> {
-        let cluster_local = Arc::new(ClusterLocal::new(options.detect_local.clone()));
         let limit = memory_limit::of_this_process();
-        let memory = limit.as_ref().map(|limit| limit.bytes);
+        Shared::with(
+            options,
+            counters,
+            limit.as_ref(),
+            LocalPorts::of_this_node(),
+        )
+    }
+
+    /// The same with this limit of memory, if any, and these local ports.
+    pub(in crate::modes::userspace) fn with(
+        options: Options,
+        counters: Counters,
+        limit: Option<&MemoryLimit>,
+        local_ports: Arc<LocalPorts>,
+    ) -> Arc<Shared> {
+        let cluster_local = Arc::new(ClusterLocal::new(options.detect_local.clone()));
+        let memory = limit.map(|limit| limit.bytes);
         let descriptors = Descriptors::of_this_process(memory);
         let most = descriptors.in_memory().map(i64::try_from);
         counters
             .memory_descriptors
             .set(most.map_or(0, |most| most.unwrap_or(i64::MAX)));
-        let local_ports = LocalPorts::of_this_node();
         Arc::new(Shared {
             udp: udp::Resources::new(&descriptors, local_ports, options.udp_timeout),
             options,
             descriptors,
             usages: Usages::new(counters.clients.clone()),
             pins: Arc::new(PinLimit::new(memory, counters.affinity_evicted.clone())),
-            memory: Memory::new(counters.buffered.clone(), limit.as_ref()),
+            memory: Memory::new(counters.buffered.clone(), limit),
             counters,
             dials: Default::default(),
             transparent: Arc::new(Transparent::new(Arc::clone(&cluster_local))),

@@ -18,13 +18,10 @@ use net::{Family, Frontend, Protocol};
 use socket2::SockRef;
 
 use super::{
-    Counters, Descriptors, DialLimits, Dials, Options, Rings,
+    Counters, DialLimits, Dials, Options, Rings,
     listeners::{ListenerSet, redirect_ports::RedirectPorts},
     plan::{GroupPlan, Target},
-    proxy::{
-        Shared, affinity::PinLimit, cluster_local::ClusterLocal, memory::Memory,
-        transparent::Transparent, udp::Resources, usage::Usages, workers::Workers,
-    },
+    proxy::{Shared, affinity::PinLimit, workers::Workers},
 };
 use crate::{
     config::{DetectLocal, NodePortAddresses},
@@ -157,25 +154,8 @@ fn shared_with(rings: Rings, node: &str, udp_timeout: Duration) -> Arc<Shared> {
         rings,
         ..options()
     };
-    let cluster_local = Arc::new(ClusterLocal::new(DetectLocal::NodeCidr));
-    let descriptors = Descriptors::of_this_process(None);
     let counters = Counters::register(&prometheus::Registry::new()).unwrap();
-    let ports = LocalPorts::with_most(UDP_PORTS);
-    Arc::new(Shared {
-        options,
-        udp: Resources::new(&descriptors, ports, udp_timeout),
-        descriptors,
-        usages: Usages::new(counters.clients.clone()),
-        pins: Arc::new(PinLimit::new(None, counters.affinity_evicted.clone())),
-        memory: Memory::new(counters.buffered.clone(), None),
-        counters,
-        dials: Default::default(),
-        transparent: Arc::new(Transparent::new(Arc::clone(&cluster_local))),
-        cluster_local,
-        captured: Default::default(),
-        next_worker: Default::default(),
-        ports_logged: Default::default(),
-    })
+    Shared::with(options, counters, None, LocalPorts::with_most(UDP_PORTS))
 }
 
 fn plan(protocol: Protocol, targets: &[SocketAddr]) -> GroupPlan {
