@@ -1,7 +1,7 @@
 //! Reports once which addresses a Service does not get because another Service owns them: in the
 //! log, and in an Event on the Service.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use hashbrown::HashMap;
 use net::Family;
@@ -38,12 +38,9 @@ impl Conflicts {
 
     /// Reports new conflicts in `map`, to which the `changes` of `family` have been applied.
     pub(super) fn report(&mut self, family: Family, map: &ServiceMap, changes: &Changes) {
-        let mut names: BTreeSet<ServicePortName> = changes.ports.iter().cloned().collect();
-        if changes.full {
-            let having = map.iter().filter(|port| !port.conflicts.is_empty());
-            let having = having.map(|port| &port.name).chain(self.known.keys());
-            names.extend(having.filter(|name| name.family == family).cloned());
-        }
+        let names = changes.concerned(family, map, self.known.keys(), |port| {
+            !port.conflicts.is_empty()
+        });
         let mut new: BTreeMap<&ServiceName, Vec<&Conflict>> = BTreeMap::new();
         for name in &names {
             let now = map.get(name).map_or(&[][..], |port| &port.conflicts);

@@ -1,7 +1,7 @@
 //! Reports Services none of whose endpoints is ready, and whose last ready ones stay in use: in the
 //! log, and in an Event on the Service.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use hashbrown::HashSet;
 use net::Family;
@@ -35,15 +35,10 @@ impl LastReady {
     /// Reports ServicePorts of `map` for which this begins or ends, after the `changes` of `family`
     /// have been applied.
     pub(super) fn report(&mut self, family: Family, map: &ServiceMap, changes: &Changes) {
-        let mut names: BTreeSet<ServicePortName> = changes.ports.iter().cloned().collect();
-        if changes.full {
-            let known = self.known.iter().filter(|name| name.family == family);
-            names.extend(known.cloned());
-            names.extend(map.of_family(family).map(|port| port.name.clone()));
-        }
+        let names = changes.concerned(family, map, self.known.iter(), |port| port.last_ready() > 0);
         let mut begun: BTreeMap<ServiceName, usize> = BTreeMap::new();
         for name in names {
-            let now = map.get(&name).map_or(0, |port| port.endpoints.last_ready());
+            let now = map.get(&name).map_or(0, |port| port.last_ready());
             if now == 0 {
                 if self.known.remove(&name) {
                     tracing::info!(

@@ -58,6 +58,7 @@ pub(super) fn service_ports<'a>(
     let Ok(serving) = &service.serving else {
         return Vec::new();
     };
+    let any_last_ready = !changing.last_ready.endpoints.is_empty();
     let mut left = MOST_ENDPOINTS;
     let mut made = Vec::with_capacity(serving.cluster_ips.len() * serving.ports.len());
     for cluster_ip in &serving.cluster_ips {
@@ -72,8 +73,7 @@ pub(super) fn service_ports<'a>(
             let are_too_many = candidates.len() > left;
             candidates.truncate(left);
             left -= candidates.len();
-            let any_last_ready = candidates.iter().any(|one| one.endpoint.last_ready);
-            let ejected = if service_port.is_ejecting() || any_last_ready {
+            let ejected = if service_port.may_eject(any_last_ready) {
                 ejected
             } else {
                 &BTreeSet::new()

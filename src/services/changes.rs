@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
 
 use hashbrown::{HashMap, HashSet};
-use net::{Frontend, PerFamily, Protocol};
+use net::{Family, Frontend, PerFamily, Protocol};
 
 use super::{Endpoint, ServiceMap, ServicePort, ServicePortName};
 
@@ -92,6 +92,25 @@ impl Changes {
             self.full = true;
         }
         self.stale.bound();
+    }
+
+    /// Lists the ServicePorts of `family` for which something may have begun or ended: those that
+    /// changed, and after a full change also those of `map` that have it now, and those that are
+    /// `known` to have had it.
+    pub fn concerned<'a>(
+        &self,
+        family: Family,
+        map: &'a ServiceMap,
+        known: impl Iterator<Item = &'a ServicePortName>,
+        has: impl Fn(&ServicePort) -> bool,
+    ) -> BTreeSet<ServicePortName> {
+        let mut names: BTreeSet<ServicePortName> = self.ports.iter().cloned().collect();
+        if self.full {
+            let having = map.of_family(family).filter(|port| has(port));
+            let known = known.filter(|name| name.family == family);
+            names.extend(having.map(|port| &port.name).chain(known).cloned());
+        }
+        names
     }
 
     /// Returns whether there is nothing to do.

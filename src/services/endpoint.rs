@@ -92,14 +92,6 @@ impl Endpoints {
         self.has_any && all.any(|endpoint| endpoint.weight > 0 && takes(endpoint))
     }
 
-    /// Returns how many endpoints are in use although they are not ready, because none is.
-    pub fn last_ready(&self) -> usize {
-        self.all
-            .iter()
-            .filter(|endpoint| endpoint.last_ready)
-            .count()
-    }
-
     /// Returns whether traffic with this policy has none although some endpoint in the cluster is
     /// usable.
     pub fn are_elsewhere(&self, policy: TrafficPolicy) -> bool {

@@ -141,11 +141,25 @@ impl ServicePort {
         self.preferences.as_deref().unwrap_or(&NONE)
     }
 
+    /// Returns how many endpoints are in use although they are not ready, because none is.
+    pub fn last_ready(&self) -> usize {
+        if self.preferences().when_none_ready.is_none() {
+            return 0;
+        }
+        let all = self.endpoints.all.iter();
+        all.filter(|endpoint| endpoint.last_ready).count()
+    }
+
     /// Returns whether its endpoints get no new connections for a while when they do not answer:
     /// because the Service wants it, or they are in use although they are not ready.
-    /// Over UDP it is not visible whether one answers.
     pub fn is_ejecting(&self) -> bool {
-        let is_asked = self.preferences().eject == Some(true) || self.endpoints.last_ready() > 0;
+        self.may_eject(self.last_ready() > 0)
+    }
+
+    /// The same, where some endpoint is in use although it is not ready, or none is. Over UDP it is
+    /// not visible whether one answers.
+    pub(super) fn may_eject(&self, any_last_ready: bool) -> bool {
+        let is_asked = self.preferences().eject == Some(true) || any_last_ready;
         is_asked && self.name.protocol == Protocol::Tcp
     }
 

@@ -129,3 +129,33 @@ async fn nothing_stays_without_the_annotation() {
     tracker.apply([service_with("")]);
     assert_eq!(in_use(&tracker), [0; 0]);
 }
+
+/// Over UDP it is not visible whether an endpoint answers, even if a TCP port has the same one.
+#[tokio::test(start_paused = true)]
+async fn over_udp_none_is_left_out() {
+    let service: wire::Service = yaml(
+        "{metadata: {name: web, annotations: {tripod.proxy/when-none-ready: last}}, \
+         spec: {clusterIP: 10.0.0.1, ports: [{port: 80, protocol: UDP}]}}",
+    );
+    let reduced = Service::reduce(&service, &mut Names::default()).expect("good Service");
+    let udp = |ready: bool| {
+        let endpoint =
+            |last| format!("{{addresses: [10.1.0.{last}], conditions: {{ready: {ready}}}}}");
+        let endpoints = [1, 2].map(endpoint).join(", ");
+        slice("s", "web", "port: 8080, protocol: UDP", &endpoints)
+    };
+    let mut tracker = Tracker::new("here");
+    tracker.apply([
+        Event::Changed(Object::Service(Arc::new(reduced.object))),
+        udp(true),
+    ]);
+    tracker.apply([udp(false)]);
+    tracker.apply([Event::Ejected(Ejected {
+        service: service_name("web"),
+        endpoints: [SocketAddr::from(([10, 1, 0, 1], 8080))].into(),
+    })]);
+    let port = tracker.map().iter().next().expect("one port");
+    assert_eq!(port.last_ready(), 2);
+    assert!(!port.is_ejecting());
+    assert!(port.endpoints.usage().all(|(_, why)| why.is_none()));
+}
