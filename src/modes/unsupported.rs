@@ -125,7 +125,7 @@ impl Reason {
     /// The limits that are not honoured if the kernel forwards connections.
     pub fn of_limits(preferences: &Preferences) -> impl Iterator<Item = Reason> {
         let why = "the kernel forwards connections, and nothing counts them when they begin; \
-                   userspace mode does";
+                   nftables and userspace mode do";
         let reason = |what| Reason::new(what, why);
         let service = preferences.max_connections;
         let client = preferences.max_connections_per_client;
@@ -154,9 +154,7 @@ impl Reason {
             Reason::new(Preferences::PROXY_PROTOCOL, why)
         });
         let all = [forwarding, drain, header, Reason::of_retry(preferences)];
-        all.into_iter()
-            .flatten()
-            .chain(Reason::of_limits(preferences))
+        all.into_iter().flatten()
     }
 
     /// Attaches the reason to `port`.

@@ -106,7 +106,8 @@ impl Series {
                 Opts::new(
                     "tripod_service_limited_total",
                     "Times that each of these Services, or one of its clients, reached its \
-                     connection limit; tripod_userspace_service_limited_total and \
+                     connection limit: refused connections in nftables mode; for userspace mode, \
+                     tripod_userspace_service_limited_total and \
                      tripod_userspace_client_limited_total describe the effect.",
                 ),
                 &["namespace", "service", "limit"],

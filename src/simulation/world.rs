@@ -45,6 +45,7 @@ pub(super) struct Spec {
     affinity: bool,
     scheduler: Option<&'static str>,
     slow_start: bool,
+    limits: bool,
     endpoints: Vec<Endpoint>,
 }
 
@@ -247,6 +248,7 @@ impl Spec {
             affinity: random.chance(250),
             scheduler: random.one(&[None, None, None, Some("rr"), Some("sh")]),
             slow_start: random.chance(250),
+            limits: random.chance(250),
             endpoints,
         }
     }
@@ -266,6 +268,7 @@ impl Spec {
                 next.affinity = other.affinity;
                 next.scheduler = other.scheduler;
                 next.slow_start = other.slow_start;
+                next.limits = other.limits;
             }
             4 => {
                 next.node_port = other.node_port;

@@ -45,14 +45,14 @@ pub(super) fn source(
             ipvs: Mutex::new(None),
         }),
         AnyMode::Userspace(mode) => Arc::new(Relayed(mode.loads())),
-        AnyMode::Nftables(_) if !counted.is_empty() => Arc::new(Elements {
+        AnyMode::Nftables(_) => Arc::new(Elements {
             counted: counted.clone(),
             traffic: Mutex::new(None),
         }),
         AnyMode::Iptables(mode) if !counted.is_empty() => {
             Arc::new(Chains::new(mode.traffic(counted.clone())))
         }
-        AnyMode::Nftables(_) | AnyMode::Iptables(_) => Arc::new(Nothing),
+        AnyMode::Iptables(_) => Arc::new(Nothing),
     }
 }
 
@@ -110,7 +110,7 @@ impl TrafficSource for Chains {
     }
 }
 
-/// Elements of nf_tables that count.
+/// Elements and rules of nf_tables that count.
 struct Elements {
     counted: Namespaces,
     /// Opened at the first request, and again after a failure.
@@ -137,19 +137,28 @@ impl TrafficSource for Elements {
             tracing::debug!("cannot read the traffic of some Services: {error}");
             *open = None;
         }
-        let of_port = |endpoints: HashMap<SocketAddr, nftables::EndpointTraffic>| {
-            let endpoints = endpoints.into_iter().map(|(endpoint, counted)| {
-                let traffic = Traffic {
-                    active: None,
-                    connections: Some(counted.connections),
-                    bytes_in: Some(counted.from_clients),
-                    bytes_out: Some(counted.to_clients),
-                };
-                (endpoint, traffic)
+        let of_port = |(endpoints, over_limit): (HashMap<_, _>, Option<nftables::OverLimit>)| {
+            let endpoints =
+                endpoints
+                    .into_iter()
+                    .map(|(endpoint, counted): (_, nftables::EndpointTraffic)| {
+                        let traffic = Traffic {
+                            active: None,
+                            connections: Some(counted.connections),
+                            bytes_in: Some(counted.from_clients),
+                            bytes_out: Some(counted.to_clients),
+                        };
+                        (endpoint, traffic)
+                    });
+            let mut traffic: PortTraffic = endpoints.collect();
+            traffic.limited = over_limit.map(|over| Limited {
+                service: over.of_service,
+                client: over.of_client,
             });
-            endpoints.collect()
+            traffic
         };
-        read.endpoints.into_iter().map(of_port).collect()
+        let ports = read.endpoints.into_iter().zip(read.over_limit);
+        ports.map(of_port).collect()
     }
 }
 

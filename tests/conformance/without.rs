@@ -98,6 +98,7 @@ const NFTABLES: &[Row] = &[
     ("nft-reject", Then::Adapts, true),
     ("nft-dynset", Then::Adapts, true),
     ("nft-counters", Then::Adapts, false),
+    ("nft-connlimit", Then::Adapts, false),
 ];
 
 /// Cases that every variant runs, by parts of their names; variants that fall back run only the

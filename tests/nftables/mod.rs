@@ -3,6 +3,7 @@
 mod affinity;
 mod cluster_ips;
 mod counters;
+mod limits;
 mod localhost;
 mod order;
 mod programs;

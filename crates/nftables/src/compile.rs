@@ -43,6 +43,15 @@ fn one(statement: &Statement, out: &mut Vec<Expression>) {
         Statement::Masquerade => out.push(Expression::Masquerade),
         Statement::Reject(reject) => out.push(refusal(*reject)),
         Statement::Dynset(dynset) => change(dynset, out),
+        Statement::ConnectionsOver(over) => out.push(Expression::Connections { over: *over }),
+        Statement::ConnectionsOfKeyOver(set, key, over) => {
+            load(key, 0, len(key).next_multiple_of(SINGLE), out);
+            out.push(Expression::CountedBy {
+                set: set.name.clone(),
+                key: Register::at(0),
+                over: *over,
+            });
+        }
         Statement::Counter => out.push(Expression::Counter {
             packets: 0,
             bytes: 0,

@@ -35,6 +35,12 @@ pub enum Statement {
     Reject(Reject),
     /// Adds an element with fields of the packet to a set.
     Dynset(Dynset),
+    /// Counts the packet's connection until it has ended; continues if this rule counts more than so
+    /// many. It has to see no more than the first packet of a connection.
+    ConnectionsOver(u32),
+    /// The same for the connections of one key, which is an element of a dynamic set for as long as
+    /// it has some.
+    ConnectionsOfKeyOver(SetName, Vec<Field>, u32),
     /// Counts packets and bytes.
     Counter,
     /// Continues for at most so many packets in a second.
@@ -144,6 +150,15 @@ impl fmt::Display for Statement {
                 Reject::TcpReset => "reject with tcp reset",
             }),
             Statement::Dynset(dynset) => dynset.fmt(f),
+            Statement::ConnectionsOver(over) => write!(f, "ct count over {over}"),
+            Statement::ConnectionsOfKeyOver(set, key, over) => {
+                write!(
+                    f,
+                    "add @{} {{ {} ct count over {over} }}",
+                    set.name,
+                    Concat(key)
+                )
+            }
             Statement::Counter => f.write_str("counter"),
             Statement::Limit(rate) => write!(f, "limit rate {rate}/second burst {rate} packets"),
             Statement::Notrack => f.write_str("notrack"),

@@ -28,6 +28,8 @@ pub enum NftPart {
     DynamicMaps,
     /// Sets whose elements count packets and bytes.
     Counters,
+    /// Counts of connections, of a rule or of the elements of a set.
+    ConnectionCounts,
 }
 
 impl NftPart {
@@ -45,6 +47,7 @@ impl NftPart {
             NftPart::Reject => "nft-reject",
             NftPart::DynamicMaps => "nft-dynset",
             NftPart::Counters => "nft-counters",
+            NftPart::ConnectionCounts => "nft-connlimit",
         }
     }
 
@@ -89,6 +92,10 @@ impl NftPart {
             NftPart::Counters => (
                 "nf_tables sets that count",
                 "Linux 5.7 or later; before 5.18 with CONFIG_NFT_COUNTER",
+            ),
+            NftPart::ConnectionCounts => (
+                "nf_tables ct count",
+                "modprobe nft_connlimit, or a kernel with CONFIG_NFT_CONNLIMIT",
             ),
         }
     }

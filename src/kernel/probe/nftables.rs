@@ -154,6 +154,15 @@ fn used(family: Family, part: NftPart) -> (Option<Arc<Set>>, Statement) {
             let statement = Statement::In(key(), (&*set).into());
             (Some(set), statement)
         }
+        NftPart::ConnectionCounts => {
+            let set = Arc::new(Set {
+                dynamic: true,
+                size: Some(16),
+                ..Set::new(part.word(), types())
+            });
+            let statement = Statement::ConnectionsOfKeyOver((&*set).into(), key(), 1);
+            (Some(set), statement)
+        }
     }
 }
 

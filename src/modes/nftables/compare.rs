@@ -7,7 +7,7 @@ use nftables::{Chain, Contents, Element, ListedRule, Rule, Set};
 
 use super::{
     applied::{Applied, OwnedElement, TABLE},
-    plan::{SetId, Sets, fixed},
+    plan::{SetId, Sets, SharedChain, fixed},
 };
 use crate::modes::{Difference, Found};
 
@@ -111,15 +111,18 @@ fn compare_sets(
             differences.extend(compare_elements(set, desired, elements));
         }
     }
-    for (map, _) in applied.client_maps() {
-        let desired = map.set();
+    let maps = applied.client_maps();
+    let maps = maps.map(|(map, _)| (Some(&map.port), map.set()));
+    let of_chains = applied.chains.iter().filter_map(SharedChain::set);
+    let of_chains = of_chains.map(|set| (None, Arc::new(set)));
+    for (owner, desired) in maps.chain(of_chains) {
         let found = match listed.remove(&*desired.name) {
             None => Found::Missing,
             Some((there, _)) if !there.is(&desired) => Found::Altered,
             Some(_) => continue,
         };
         let object = format!("set {}", desired.name);
-        differences.push(Difference::new(Some(&map.port), object, found));
+        differences.push(Difference::new(owner, object, found));
     }
     for (name, (set, _)) in listed {
         if !set.is_anonymous() {

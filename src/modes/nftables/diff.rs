@@ -169,9 +169,10 @@ impl Change {
             &applied.options,
             sets,
         );
-        let mut gone: Vec<String> = Vec::new();
+        let (mut gone, mut sets_gone) = (Vec::new(), Vec::new());
         for chain in turned(&applied.chains, &self.chains, old) {
             gone.extend(chain.names());
+            sets_gone.extend(chain.set());
         }
         let (mut removed, mut added) = (self.removed, self.added);
         for (turn, by_set) in [(old, &mut removed), (new, &mut added)] {
@@ -194,8 +195,9 @@ impl Change {
         for name in gone {
             batch.transaction.delete_chain(name);
         }
-        for map in &self.maps_removed {
-            batch.transaction.delete_set(&map.set());
+        let maps_gone = self.maps_removed.iter().map(ClientMap::set);
+        for set in maps_gone.chain(sets_gone.into_iter().map(Arc::new)) {
+            batch.transaction.delete_set(&set);
         }
         let mut stale = self.stale;
         stale.remove(&self.preserved);
@@ -284,6 +286,9 @@ impl Batch {
     fn chains(&mut self, chains: &[&SharedChain], options: &Options, sets: &Sets) {
         let mut chains = chains.to_vec();
         chains.sort_unstable();
+        for set in chains.iter().filter_map(|chain| chain.set()) {
+            self.transaction.add_set(&Arc::new(set));
+        }
         let all: Vec<_> = chains
             .iter()
             .flat_map(|chain| chain.chains(options, sets))

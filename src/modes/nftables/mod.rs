@@ -32,7 +32,7 @@ use self::family::ServedFamily;
 pub use self::{
     applied::TABLE,
     cleanup::{Installed, KUBE_PROXY, may_serve},
-    traffic::{EndpointTraffic, Traffic},
+    traffic::{EndpointTraffic, OverLimit, Traffic},
 };
 use super::{
     Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError, checks::Checks,

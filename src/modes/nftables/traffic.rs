@@ -2,16 +2,18 @@
 
 use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
 
-use hashbrown::HashMap;
+use enumset::EnumSet;
+use hashbrown::{HashMap, HashSet};
 use net::{Family, PerFamily};
 use netlink::Error;
 use nftables::{Counted, Rules, Table};
+use nix::errno::Errno;
 
 use super::{
     TABLE,
-    plan::{Counting, Role, SetId, Sets, counting},
+    plan::{Counting, Limits, Role, SetId, Sets, counting},
 };
-use crate::services::{Namespaces, ServicePort};
+use crate::services::{Namespaces, Preferences, ServiceName, ServicePort};
 
 /// The traffic of an endpoint of a ServicePort since the endpoint was added, or since
 /// the table was last written as a whole.
@@ -25,10 +27,22 @@ pub struct EndpointTraffic {
     pub to_clients: u64,
 }
 
+/// Connections to a Service that were refused since its limits were written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OverLimit {
+    /// Because the Service had as many as it may have.
+    pub of_service: u64,
+    /// Because their client had as many as it may have.
+    pub of_client: u64,
+}
+
 /// Traffic that was read for ServicePorts.
 pub struct Read {
     /// The traffic of the endpoints of each.
     pub endpoints: Vec<HashMap<SocketAddr, EndpointTraffic>>,
+    /// The refused connections of the Service of each; `None`: it has no limits, or they are not
+    /// known.
+    pub over_limit: Vec<Option<OverLimit>>,
     /// An error: the kernel refused for a family, or others keep changing its table.
     pub outcome: Result<(), Error>,
 }
@@ -92,10 +106,43 @@ impl Traffic {
             }
             endpoints
         };
+        let (over_limit, read) = match self.over_limit(ports) {
+            Ok(found) => (found, Ok(())),
+            Err(error) => (HashMap::new(), Err(error)),
+        };
+        let of_service = |port: &&Arc<ServicePort>| over_limit.get(&port.name.service).copied();
         Read {
+            over_limit: ports.iter().map(of_service).collect(),
             endpoints: ports.iter().zip(counting).map(of_port).collect(),
-            outcome,
+            outcome: outcome.and(read),
         }
+    }
+
+    /// Reads the connections to the Services of `ports` that were refused, in both families.
+    fn over_limit(
+        &mut self,
+        ports: &[&Arc<ServicePort>],
+    ) -> Result<HashMap<ServiceName, OverLimit>, Error> {
+        let mut found: HashMap<ServiceName, OverLimit> = HashMap::new();
+        let limits = ports.iter();
+        // Where a kernel lacks something, the chain is not there.
+        let limits = limits.filter_map(|port| Limits::of(port, EnumSet::all()));
+        let limits: HashSet<Limits> = limits.collect();
+        for limits in limits {
+            let table = Table::new(limits.family, TABLE);
+            let counted = match self.rules.counted(&table, &limits.chain_name()) {
+                Err(error) if error.errno() == Some(Errno::ENOENT) => continue,
+                counted => counted?,
+            };
+            let sum = found.entry(limits.service.clone()).or_default();
+            for (annotation, counted) in limits.annotations().zip(counted) {
+                match annotation {
+                    Preferences::MAX_CONNECTIONS => sum.of_service += counted.packets,
+                    _ => sum.of_client += counted.packets,
+                }
+            }
+        }
+        Ok(found)
     }
 
     /// Reads those of the sets `ids` that exist.

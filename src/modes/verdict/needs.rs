@@ -146,6 +146,10 @@ fn nftables(kernel: &Kernel, family: Family) -> Vec<Need> {
             NftPart::Counters,
             "without it, nothing is counted for --service-metrics",
         ),
+        (
+            NftPart::ConnectionCounts,
+            "without it, max-connections and max-connections-per-client of Services have no effect",
+        ),
     ] {
         needs.push(useful(of(part), effect));
     }

@@ -60,7 +60,8 @@ impl Spec {
             external_traffic_policy: policy(self.external_local),
             health_check_node_port: None,
         };
-        let preferences = (self.scheduler.is_some() || self.slow_start).then(|| {
+        let has_some = self.scheduler.is_some() || self.slow_start || self.limits;
+        let preferences = has_some.then(|| {
             Arc::new(Preferences {
                 scheduler: self.scheduler.map(Into::into),
                 hash_table_size: self.scheduler.and(NonZeroU32::new(7)),
@@ -68,6 +69,9 @@ impl Spec {
                 slow_start: self
                     .slow_start
                     .then_some(Duration::from_secs(1_000_000_000)),
+                // So many that no limit is reached.
+                max_connections: NonZeroU32::new(10_000).filter(|_| self.limits),
+                max_connections_per_client: NonZeroU32::new(1_000).filter(|_| self.limits),
                 ..Preferences::default()
             })
         });

@@ -52,6 +52,15 @@ fn shares_of_endpoints() -> Vec<Case> {
             equal_shares([A, B]),
         ),
         case(
+            "Limits of connections: those below are answered",
+            cluster_ip([A, B])
+                .annotated("tripod.proxy/max-connections", "1000")
+                .annotated("tripod.proxy/max-connections-per-client", "500"),
+        )
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .sees(each([A, B])),
+        case(
             "No endpoint is ready: those that were ready last are used",
             cluster_ip([A, B]).annotated("tripod.proxy/when-none-ready", "last"),
         )

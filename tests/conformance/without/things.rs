@@ -41,7 +41,7 @@ const fn object(word: &'static str, what: &'static str, get: &'static str) -> Th
     }
 }
 
-pub const THINGS: [Thing; 33] = [
+pub const THINGS: [Thing; 34] = [
     extension(
         "comment",
         "IPv4 -m comment",
@@ -260,5 +260,12 @@ pub const THINGS: [Thing; 33] = [
         "nft-counters",
         "IPv4 nf_tables sets that count",
         "Linux 5.7 or later; before 5.18 with CONFIG_NFT_COUNTER",
+    ),
+    extension(
+        "nft-connlimit",
+        "IPv4 nf_tables ct count",
+        "modprobe nft_connlimit, or a kernel with CONFIG_NFT_CONNLIMIT",
+        "ct count",
+        &["Limits of connections"],
     ),
 ];

@@ -105,8 +105,15 @@ pub(super) mod dynset {
     pub const TIMEOUT: u16 = 6;
     pub const EXPRESSION: u16 = 7;
     pub const EXPRESSIONS: u16 = 10;
-    /// `NFT_DYNSET_OP_UPDATE` of `linux/netfilter/nf_tables.h`.
+    /// `NFT_DYNSET_OP_ADD` and `NFT_DYNSET_OP_UPDATE` of `linux/netfilter/nf_tables.h`.
+    pub const ADD: u32 = 0;
     pub const UPDATE: u32 = 1;
+}
+pub(super) mod connlimit {
+    pub const COUNT: u16 = 1;
+    pub const FLAGS: u16 = 2;
+    /// `NFT_CONNLIMIT_F_INV` of `linux/netfilter/nf_tables.h`.
+    pub const OVER: u32 = 1;
 }
 pub(super) mod counter {
     pub const BYTES: u16 = 1;

@@ -220,6 +220,22 @@ pub enum Expression {
         /// Timeout of the element.
         timeout: Duration,
     },
+    /// Adds an element to a set, whose connections it counts; continues if they are more than so
+    /// many.
+    CountedBy {
+        /// The name of the set.
+        set: Arc<str>,
+        /// The register where the key begins.
+        key: Register,
+        /// The greatest number for which the rule does not continue.
+        over: u32,
+    },
+    /// Counts the packet's connection until it has ended; continues if there are more than so many
+    /// (`NFTA_CONNLIMIT_*`).
+    Connections {
+        /// The greatest number for which the rule does not continue.
+        over: u32,
+    },
     /// Counts packets and bytes.
     Counter {
         /// Packets so far.

@@ -7,8 +7,8 @@ use netlink::{Attribute, Malformed};
 use super::{
     Access, Comparison, Expression, Header, LookupData, Register,
     attributes::{
-        DATA, NAME, bitwise, byteorder, cmp, counter, ct, dynset, fib, hash, immediate, limit,
-        lookup, masq, meta, nat, numgen, payload, reject,
+        DATA, NAME, bitwise, byteorder, cmp, connlimit, counter, ct, dynset, fib, hash, immediate,
+        limit, lookup, masq, meta, nat, numgen, payload, reject,
     },
 };
 use crate::verdict::Datum;
@@ -219,6 +219,23 @@ fn action(name: &str, f: &Fields<'_>) -> Result<Option<Expression>, Malformed> {
                 timeout: Duration::from_millis(f.u64(dynset::TIMEOUT)?),
             }
         }
+        "dynset" if f.u32(dynset::OP)? == dynset::ADD && f.u64(dynset::TIMEOUT)? == 0 => {
+            let counts = f
+                .get(dynset::EXPRESSION)?
+                .map(Expression::read)
+                .transpose()?;
+            let Some(Expression::Connections { over }) = counts else {
+                return Ok(None);
+            };
+            Expression::CountedBy {
+                set: f.text(dynset::SET)?,
+                key: f.register(dynset::KEY)?,
+                over,
+            }
+        }
+        "connlimit" if f.u32(connlimit::FLAGS)? == connlimit::OVER => Expression::Connections {
+            over: f.u32(connlimit::COUNT)?,
+        },
         "counter" => Expression::Counter {
             packets: f.u64(counter::PACKETS)?,
             bytes: f.u64(counter::BYTES)?,

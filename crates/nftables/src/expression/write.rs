@@ -5,8 +5,8 @@ use netlink::Request;
 use super::{
     Access, Expression, LookupData, Register,
     attributes::{
-        DATA, NAME, bitwise, byteorder, cmp, counter, ct, dynset, fib, hash, immediate, limit,
-        lookup, masq, meta, nat, numgen, payload, reject,
+        DATA, NAME, bitwise, byteorder, cmp, connlimit, counter, ct, dynset, fib, hash, immediate,
+        limit, lookup, masq, meta, nat, numgen, payload, reject,
     },
 };
 use crate::verdict::VALUE;
@@ -28,7 +28,8 @@ impl Expression {
             Expression::Dnat { .. } => "nat",
             Expression::Masquerade => "masq",
             Expression::Reject { .. } => "reject",
-            Expression::Dynset { .. } => "dynset",
+            Expression::Dynset { .. } | Expression::CountedBy { .. } => "dynset",
+            Expression::Connections { .. } => "connlimit",
             Expression::Counter { .. } => "counter",
             Expression::Limit { .. } => "limit",
             Expression::Notrack => "notrack",
@@ -63,6 +64,8 @@ impl Expression {
             | Expression::Masquerade
             | Expression::Reject { .. }
             | Expression::Dynset { .. }
+            | Expression::CountedBy { .. }
+            | Expression::Connections { .. }
             | Expression::Counter { .. }
             | Expression::Limit { .. } => self.action(r),
             Expression::Notrack | Expression::Other { .. } => r,
@@ -208,6 +211,15 @@ impl Expression {
                 .be32(dynset::OP, dynset::UPDATE)
                 .text(dynset::SET, set)
                 .be64(dynset::TIMEOUT, timeout.as_millis() as u64),
+            Expression::CountedBy { set, key, over } => register(r, dynset::KEY, *key)
+                .be32(dynset::OP, dynset::ADD)
+                .text(dynset::SET, set)
+                .nested(dynset::EXPRESSION, |r| {
+                    Expression::Connections { over: *over }.write(r)
+                }),
+            Expression::Connections { over } => r
+                .be32(connlimit::COUNT, *over)
+                .be32(connlimit::FLAGS, connlimit::OVER),
             Expression::Counter {
                 packets: 0,
                 bytes: 0,

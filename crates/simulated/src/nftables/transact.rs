@@ -220,7 +220,9 @@ impl Table {
         for one in &listed.expressions {
             match one {
                 Expression::Verdict(verdict) => self.may_lead(verdict)?,
-                Expression::Lookup { set, .. } | Expression::Dynset { set, .. } => {
+                Expression::Lookup { set, .. }
+                | Expression::Dynset { set, .. }
+                | Expression::CountedBy { set, .. } => {
                     self.sets.get(&**set).ok_or(Errno::ENOENT)?;
                 }
                 _ => {}
@@ -269,7 +271,9 @@ impl Table {
 
     fn delete_set(&mut self, name: &str) -> Result<bool, Errno> {
         let refers = |one: &Expression| match one {
-            Expression::Lookup { set, .. } | Expression::Dynset { set, .. } => **set == *name,
+            Expression::Lookup { set, .. }
+            | Expression::Dynset { set, .. }
+            | Expression::CountedBy { set, .. } => **set == *name,
             _ => false,
         };
         let rules = self.chains.values().flat_map(|chain| &chain.rules);

@@ -31,5 +31,6 @@ pub fn unsupported(port: &ServicePort, features: Features) -> Vec<Reason> {
     let own = [protocol, scheduler].into_iter().flatten();
     own.chain(Reason::of_hash_table_size(asked))
         .chain(Reason::of_nat_rules(asked))
+        .chain(Reason::of_limits(asked))
         .collect()
 }

@@ -10,17 +10,13 @@ use std::{sync::Arc, time::Duration};
 
 use net::Family;
 use nftables::{
-    Chain, ChainType, Comment, Ct, Data, Dynset, Field, Hook, Rule, Set, Statement, Test, Type,
-    Value, Verdict,
+    Chain, ChainType, Comment, Data, Dynset, Field, Hook, Rule, Set, Statement, Type, Verdict,
 };
 
 use super::{
     Options, Sets,
     frontend::{Called, Role},
-    matches::{
-        STATE_NEW, STATUS_CONFIRMED, STATUS_DNAT, Side, called, each_protocol, is_local,
-        is_nodes_own,
-    },
+    matches::{Side, begins_translated, called, each_protocol, is_local, is_nodes_own},
     names,
     sets::{self, SetId},
     slots::Endpoints,
@@ -133,20 +129,12 @@ pub(super) fn hooks(family: Family, sets: &Sets) -> Vec<(Chain, Vec<Rule>)> {
     rules.extend(chain_of(node_port, Called::NodePort));
     let [remember, prerouting, output] = SHARED;
     let hook = |name, hook| {
-        // A packet that is repeated for lack of an answer is new, too, and follows the first one,
-        // whose endpoint may have left the Service since. The entry of the first one is confirmed
-        // by then (`nf_conntrack_confirm`).
-        let status = Field::Masked(
-            Box::new(Field::Ct(Ct::Status, None)),
-            STATUS_DNAT | STATUS_CONFIRMED,
-        );
-        let translated = Rule::new([
-            Statement::Match(Field::Ct(Ct::State, None), Test::Any(STATE_NEW)),
-            Statement::Match(status, Test::Is(Value::Number(STATUS_DNAT).octets())),
-            Statement::Verdict(Verdict::Jump(remember.into())),
-        ]);
+        let jump = Statement::Verdict(Verdict::Jump(remember.into()));
         let chain = Chain::base(name, ChainType::Filter, hook, AFTER_DNAT);
-        (chain, vec![translated])
+        (
+            chain,
+            vec![Rule::new(begins_translated().into_iter().chain([jump]))],
+        )
     };
     vec![
         (Chain::new(remember), rules),

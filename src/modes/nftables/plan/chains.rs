@@ -11,6 +11,7 @@ use super::{
     Options, Sets,
     affinity::{self, ClientMap},
     frontend::{Called, Role},
+    limits::{self, Limits},
     matches::{not_local, of_protocol},
     names,
     sets::{self, SetId},
@@ -33,6 +34,10 @@ pub enum SharedChain {
     RememberByCaller(ServicePortName, Duration),
     /// Sends new connections of clients that stay on their endpoint to the chains above.
     RememberHooks,
+    /// Counts the connections of a Service, and refuses those that are too many.
+    Limit(Limits),
+    /// Sends new connections of Services with limits to the chains above.
+    LimitHooks,
 }
 
 /// How an endpoint is chosen.
@@ -101,6 +106,11 @@ impl SharedChain {
                 vec![(Chain::new(name), rules)]
             }
             SharedChain::RememberHooks => affinity::hooks(options.family, sets),
+            SharedChain::Limit(limits) => {
+                let chain = Chain::new(limits.chain_name());
+                vec![(chain, limits.rules(options.features))]
+            }
+            SharedChain::LimitHooks => limits::shared(options, sets),
         }
     }
 
@@ -115,6 +125,17 @@ impl SharedChain {
                 vec![affinity::chain_name(port, None, *timeout)]
             }
             SharedChain::RememberHooks => affinity::SHARED.map(str::to_owned).into(),
+            SharedChain::Limit(limits) => vec![limits.chain_name()],
+            SharedChain::LimitHooks => limits::SHARED.map(str::to_owned).into(),
+        }
+    }
+
+    /// The set that its rules write, and that is there for as long as the chain; `None`: there is
+    /// none. Maps of clients may be older than their chains, and are not meant.
+    pub fn set(&self) -> Option<Set> {
+        match self {
+            SharedChain::Limit(limits) => limits.clients(),
+            _ => None,
         }
     }
 

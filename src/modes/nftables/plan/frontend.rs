@@ -28,6 +28,8 @@ pub enum Role {
     Refused,
     /// The chains that remember where clients were sent.
     Affinity,
+    /// The chains that limit connections.
+    Limits,
     /// Counts first packets of connections, by endpoint.
     Connections,
     /// Counts packets from clients, by endpoint.
@@ -70,6 +72,8 @@ impl Role {
                     "where clients are remembered that stay on their endpoint",
                 )
             }),
+            Role::Limits => ["limited-services", "limited-node-ports"]
+                .map(|name| (name, "where the connections of a Service are counted")),
             Role::Connections => ["connections", "node-port-connections"]
                 .map(|name| (name, "connections to endpoints")),
             Role::ToEndpoints => {

@@ -10,7 +10,7 @@ use crate::{kernel::probe::NftPart, modes::detect_local::DetectLocal};
 /// `enum ip_conntrack_status`).
 pub(super) const STATE_INVALID: u32 = 1;
 pub(super) const STATE_NEW: u32 = 8;
-pub(super) const STATUS_CONFIRMED: u32 = 8;
+const STATUS_CONFIRMED: u32 = 8;
 pub(super) const STATUS_DNAT: u32 = 32;
 
 /// `RTN_LOCAL` of `linux/rtnetlink.h`.
@@ -72,6 +72,20 @@ fn local(detect: &DetectLocal, family: Family) -> Option<(Field, Test)> {
             Some((Field::Meta(Meta::InputName), Test::Is(octets)))
         }
     }
+}
+
+/// Matches the first packet of a connection whose destination was translated. A packet that is
+/// repeated for lack of an answer is new, too, and follows the first one, whose endpoint may have
+/// left the Service since; the entry of the first one is confirmed by then (`nf_conntrack_confirm`).
+pub(super) fn begins_translated() -> [Statement; 2] {
+    let status = Field::Masked(
+        Box::new(Field::Ct(Ct::Status, None)),
+        STATUS_DNAT | STATUS_CONFIRMED,
+    );
+    [
+        Statement::Match(Field::Ct(Ct::State, None), Test::Any(STATE_NEW)),
+        Statement::Match(status, Test::Is(Value::Number(STATUS_DNAT).octets())),
+    ]
 }
 
 pub(super) fn of_protocol(protocol: Protocol) -> Statement {

@@ -14,6 +14,7 @@ mod chains;
 mod counting;
 mod fixed;
 mod frontend;
+mod limits;
 mod matches;
 mod names;
 mod options;
@@ -28,6 +29,7 @@ pub use self::{
     counting::{Counting, counting},
     fixed::{Fixed, REFUSE_ON_LOOPBACK, fixed},
     frontend::Role,
+    limits::Limits,
     options::{Features, Options, features, refused_on_loopback},
     service::{ServiceElements, SharedElement, plan},
     sets::{SetId, Sets},

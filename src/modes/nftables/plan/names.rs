@@ -3,7 +3,7 @@
 use data_encoding::HEXLOWER;
 use sha2::{Digest, Sha256};
 
-use crate::services::ServicePortName;
+use crate::services::{ServiceName, ServicePortName};
 
 /// Maximum number of characters that a name of ours ends with: a name of nf_tables has at most 255
 /// (`NFT_NAME_MAXLEN` of `linux/netfilter/nf_tables.h`). An API server accepts no ServicePort with
@@ -17,7 +17,20 @@ pub(super) fn own(port: &ServicePortName) -> String {
     if whole.len() <= LONGEST {
         return whole;
     }
-    format!("{protocol}/{}", HEXLOWER.encode(&Sha256::digest(&whole)))
+    format!("{protocol}/{}", hash(&whole))
+}
+
+/// A name for an object of one Service.
+pub(super) fn of_service(service: &ServiceName) -> String {
+    let whole = service.to_string();
+    if whole.len() <= LONGEST {
+        return whole;
+    }
+    hash(&whole)
+}
+
+fn hash(whole: &str) -> String {
+    HEXLOWER.encode(&Sha256::digest(whole))
 }
 
 #[cfg(test)]
@@ -30,6 +43,10 @@ mod tests {
         let named = |name: &str| own(&port_name(name));
         assert_eq!(named("shop/web:http"), "shop/web/tcp/http");
         let long = |end: &str| named(&format!("{0}/{0}{end}:http", "a".repeat(252)));
+        assert!(long("b").len() <= LONGEST && long("b") != long("c"));
+        let service = |name: &str| of_service(&port_name(name).service);
+        assert_eq!(service("shop/web:http"), "shop/web");
+        let long = |end: &str| service(&format!("{0}/{0}{end}:http", "a".repeat(252)));
         assert!(long("b").len() <= LONGEST && long("b") != long("c"));
     }
 }

@@ -18,6 +18,7 @@ use super::{
     counting::counting,
     fixed::{BY_CALLER, NODE_PORTS_BY_CALLER},
     frontend::{Called, Role, key},
+    limits::Limits,
     sets::SetId,
     slots::{Endpoints, LOCAL, Slots, Taken},
     unsupported,
@@ -109,6 +110,7 @@ pub fn plan(port: &ServicePort, slots: &Slots, options: &Options) -> ServiceElem
         }
     }
     plan.hairpin();
+    plan.limit();
     plan.count();
     plan.clients();
     plan.needs.chains.sort();
@@ -373,6 +375,20 @@ impl Plan<'_> {
             let element = element.commented(&self.comment);
             self.needs.own.push((SetId::SourceRanges, element));
         }
+    }
+
+    fn limit(&mut self) {
+        let Some(limits) = Limits::of(self.port, self.options.features) else {
+            return;
+        };
+        if !self.any {
+            return;
+        }
+        let limit = SharedChain::Limit(limits);
+        for frontend in self.seen.clone() {
+            self.verdict(frontend, Role::Limits, limit.goto());
+        }
+        self.needs.chains.extend([limit, SharedChain::LimitHooks]);
     }
 
     fn count(&mut self) {

@@ -58,5 +58,8 @@ pub fn unsupported(port: &ServicePort, features: Features) -> Vec<Reason> {
         Reason::new(Preferences::HASH_TABLE_SIZE, why)
     });
     let own = scheduler.into_iter().chain(table);
-    own.chain(Reason::of_nat_rules(asked)).collect()
+    let limits = (!features.contains(NftPart::ConnectionCounts)).then(|| Reason::of_limits(asked));
+    own.chain(Reason::of_nat_rules(asked))
+        .chain(limits.into_iter().flatten())
+        .collect()
 }

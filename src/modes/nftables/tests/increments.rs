@@ -16,7 +16,7 @@ use super::{
     },
     model::Model,
     random,
-    world::{exposed, on, scheduled, sticky},
+    world::{exposed, limited, on, scheduled, sticky},
 };
 use crate::{
     kernel::probe::NftPart,
@@ -290,18 +290,20 @@ fn rules_use_nothing_that_is_missing() {
             scheduled(on(Family::V4, 2, &[1, 3]), "rr"),
             scheduled(on(Family::V4, 3, &[1, 3]), "sh"),
             on(Family::V4, 4, &[]),
+            limited(on(Family::V4, 5, &[1, 3]), 100, 10),
         ];
         let model = Table::new(options, &ports).model;
         let rules = model.chains.values().flatten();
         let rules: Vec<String> = rules.map(ToString::to_string).collect();
         rules.join("\n")
     };
-    let cases: [(NftPart, &str, &str); 5] = [
+    let cases: [(NftPart, &str, &str); 6] = [
         (NftPart::Numgen, "numgen", "jhash ip saddr . th sport mod 2"),
         (NftPart::Hash, "jhash", "numgen random mod 2"),
         (NftPart::Fib, "fib", "ip saddr @node-addresses"),
         (NftPart::Reject, "reject", "@refused drop"),
         (NftPart::DynamicMaps, "@affinity/", "jhash ip saddr mod 7"),
+        (NftPart::ConnectionCounts, "ct count", "numgen random mod 2"),
     ];
     for (missing, word, instead) in cases {
         let rules = without(&[missing]);
@@ -312,4 +314,9 @@ fn rules_use_nothing_that_is_missing() {
     for word in ["numgen inc", "jhash", "fib", "reject", "update @affinity/"] {
         assert!(whole.contains(word), "{word}: {whole}");
     }
+    let limits = "\
+        add @clients-10/shop/web-5 { ip saddr ct count over 10 } counter goto over-limit \
+        comment \"tripod.proxy/max-connections-per-client\"\n\
+        ct count over 100 counter goto over-limit comment \"tripod.proxy/max-connections\"";
+    assert!(whole.contains(limits), "{whole}");
 }

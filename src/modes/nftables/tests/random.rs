@@ -6,7 +6,7 @@ use net::{Family, Protocol};
 
 use super::{
     super::plan::{Features, Options},
-    world::{ip, scheduled, sticky},
+    world::{ip, limited, scheduled, sticky},
 };
 use crate::{
     kernel::probe::NftPart,
@@ -112,6 +112,10 @@ pub fn port(family: Family, number: u16, choices: u128) -> Option<ServicePort> {
     ]) {
         port = scheduled(port, scheduler);
     }
+    if choices.below(4) == 3 {
+        let mut most = || choices.one(&[0, 5, 9]);
+        port = limited(port, most(), most());
+    }
     port.endpoints = Arc::new(endpoints(family, &mut choices));
     Some(port)
 }
@@ -205,8 +209,8 @@ pub fn options(family: Family, choices: u128) -> Options {
         node_ip: Some(node.parse().unwrap()),
         masquerade_all: choices.flag(),
         features: {
-            use NftPart::{DynamicMaps, Fib, Numgen, Reject};
-            let missing = [Numgen, Fib, Reject, DynamicMaps].into_iter();
+            use NftPart::{ConnectionCounts, DynamicMaps, Fib, Numgen, Reject};
+            let missing = [Numgen, Fib, Reject, DynamicMaps, ConnectionCounts].into_iter();
             let missing: Vec<NftPart> = missing.filter(|_| choices.below(4) == 3).collect();
             Features::all() - missing.iter().copied().collect::<Features>()
         },

@@ -80,6 +80,19 @@ pub fn scheduled(port: ServicePort, scheduler: &str) -> ServicePort {
     }
 }
 
+/// Returns the same with the maximum numbers of connections of the Service and of each client.
+pub fn limited(port: ServicePort, service: u32, client: u32) -> ServicePort {
+    let preferences = Preferences {
+        max_connections: NonZeroU32::new(service),
+        max_connections_per_client: NonZeroU32::new(client),
+        ..port.preferences().clone()
+    };
+    ServicePort {
+        preferences: Some(Arc::new(preferences)),
+        ..port
+    }
+}
+
 /// Returns the same with clients that stay on their endpoint for that number of seconds.
 pub fn sticky(port: ServicePort, seconds: u64) -> ServicePort {
     let timeout = Duration::from_secs(seconds);

@@ -66,6 +66,7 @@ pub(super) struct Sets {
     pub hairpin: Arc<Set>,
     affinity: Arc<Set>,
     limited: Arc<Set>,
+    connections: Arc<Set>,
     links: Arc<Set>,
     marks: Arc<Set>,
     counted: Arc<Set>,
@@ -117,6 +118,11 @@ impl Sets {
                 size: Some(1000),
                 ..Set::new("limited", Type::Named(vec![of]))
             }),
+            connections: Arc::new(Set {
+                dynamic: true,
+                size: Some(1000),
+                ..Set::new("connections", Type::Named(vec![of]))
+            }),
             links: Arc::new(Set::new("links", Type::Named(vec![DataType::IfName]))),
             marks: Arc::new(Set::map(
                 "marks",
@@ -138,7 +144,7 @@ impl Sets {
         }
     }
 
-    pub(super) fn all(&self) -> [&Arc<Set>; 11] {
+    pub(super) fn all(&self) -> [&Arc<Set>; 12] {
         [
             &self.endpoints,
             &self.services,
@@ -147,6 +153,7 @@ impl Sets {
             &self.hairpin,
             &self.affinity,
             &self.limited,
+            &self.connections,
             &self.links,
             &self.marks,
             &self.counted,

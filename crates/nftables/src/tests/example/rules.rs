@@ -208,6 +208,19 @@ fn limits(family: Family, sets: &Sets) -> Vec<Rule> {
     vec![
         Rule::new([Statement::Limit(10), accept]),
         Rule::new([Statement::Dynset(limited)]),
+        Rule::new([
+            Statement::ConnectionsOfKeyOver(
+                (&*sets.connections).into(),
+                vec![Field::SourceAddress(family)],
+                5,
+            ),
+            Statement::Counter,
+            Statement::Verdict(Verdict::Drop),
+        ]),
+        Rule::new([
+            Statement::ConnectionsOver(1000),
+            Statement::Verdict(Verdict::Drop),
+        ]),
         Rule::new([Statement::Reject(Reject::PortUnreachable(family))]),
         Rule::new([tcp.clone(), Statement::Reject(Reject::TcpReset)]),
         Rule::new([tcp, Statement::BeginsTcp, Statement::Trace]),

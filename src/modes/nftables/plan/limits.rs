@@ -1,0 +1,164 @@
+//! Limits of the connections of a Service and of each of its clients (`tripod.proxy/max-connections`
+//! and `tripod.proxy/max-connections-per-client`): a chain for each Service with a limit, which all
+//! its ports share, and which the first packet of each of its connections passes after its
+//! destination was translated.
+//!
+//! The kernel counts connections that connection tracking knows, until they have ended
+//! (`net/netfilter/nf_conncount.c`). It counts by rule and by element of a set, so that the
+//! connections of another rule, table or family are not counted.
+
+use std::num::NonZeroU32;
+
+use net::{Family, Protocol};
+use nftables::{
+    Chain, ChainType, Comment, Field, Hook, Reject, Rule, Set, Statement, Type, Verdict,
+};
+
+use super::{
+    Features, Options, Sets,
+    fixed::FILTER,
+    frontend::{Called, Role},
+    matches::{begins_translated, called, each_protocol, of_protocol},
+    names,
+    sets::{self, SetId},
+};
+use crate::{
+    kernel::probe::NftPart,
+    services::{Preferences, ServiceName, ServicePort},
+};
+
+/// The chains that all Services with limits share: the first refuses connections, the second sends
+/// them to the chains of their Services, and the others are called by the kernel and jump to it.
+pub(super) const SHARED: [&str; 5] = [
+    "over-limit",
+    "limit",
+    "limit-input",
+    "limit-forward",
+    "limit-output",
+];
+
+/// Maximum number of clients whose connections are counted; further ones have no limit. The set has
+/// a fixed size, so that clients that come from many addresses use up no more memory than that.
+const MOST_CLIENTS: u32 = 65_536;
+
+/// The limits of a Service, in one IP family.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Limits {
+    /// The Service.
+    pub service: ServiceName,
+    /// The family.
+    pub family: Family,
+    /// Maximum number of connections.
+    of_service: Option<NonZeroU32>,
+    /// Maximum number of connections of each client.
+    of_client: Option<NonZeroU32>,
+}
+
+impl Limits {
+    /// Returns the limits that `port` asks for; `None`: it asks for none, or rules cannot count.
+    pub fn of(port: &ServicePort, features: Features) -> Option<Limits> {
+        let asked = port.preferences();
+        let limits = Limits {
+            service: port.name.service.clone(),
+            family: port.name.family,
+            of_service: asked.max_connections,
+            of_client: asked.max_connections_per_client,
+        };
+        let has_some = limits.of_service.is_some() || limits.of_client.is_some();
+        (has_some && features.contains(NftPart::ConnectionCounts)).then_some(limits)
+    }
+
+    /// The name of the chain. Another limit has another chain, and counts anew.
+    pub fn chain_name(&self) -> String {
+        let of_service = self.of_service.map(|most| format!("-{most}"));
+        let of_client = self.of_client.map(|most| format!("-per-client-{most}"));
+        let [of_service, of_client] = [of_service, of_client].map(Option::unwrap_or_default);
+        format!(
+            "limit{of_service}{of_client}/{}",
+            names::of_service(&self.service)
+        )
+    }
+
+    /// The set of clients that have connections; `None`: clients have no limit.
+    pub(super) fn clients(&self) -> Option<Set> {
+        let most = self.of_client?;
+        let name = format!("clients-{most}/{}", names::of_service(&self.service));
+        Some(Set {
+            dynamic: true,
+            size: Some(MOST_CLIENTS),
+            comment: Some(Comment::new("clients, and their connections")),
+            ..Set::new(&name, Type::Named(vec![sets::address(self.family)]))
+        })
+    }
+
+    /// The annotations of the rules of the chain, in their order.
+    pub fn annotations(&self) -> impl Iterator<Item = &'static str> {
+        let of_client = self
+            .of_client
+            .map(|_| Preferences::MAX_CONNECTIONS_PER_CLIENT);
+        let of_service = self.of_service.map(|_| Preferences::MAX_CONNECTIONS);
+        of_client.into_iter().chain(of_service)
+    }
+
+    /// A client that has too many connections takes nothing of what others may have: it is refused
+    /// first.
+    pub(super) fn rules(&self, features: Features) -> Vec<Rule> {
+        let of_client = self.clients().zip(self.of_client).map(|(set, most)| {
+            let address = vec![Field::SourceAddress(self.family)];
+            Statement::ConnectionsOfKeyOver((&set).into(), address, most.get())
+        });
+        let of_service = self.of_service;
+        let of_service = of_service.map(|most| Statement::ConnectionsOver(most.get()));
+        let over = of_client.into_iter().chain(of_service);
+        let counts = features.contains(NftPart::Counters);
+        let [over_limit, ..] = SHARED;
+        let refused = over.map(|over| {
+            let counter = counts.then_some(Statement::Counter);
+            let refuse = Statement::Verdict(Verdict::Goto(over_limit.into()));
+            Rule::new([over].into_iter().chain(counter).chain([refuse]))
+        });
+        let refused = refused.zip(self.annotations());
+        refused
+            .map(|(rule, annotation)| rule.commented(annotation))
+            .collect()
+    }
+}
+
+/// Returns the chains that all Services with limits share.
+pub(super) fn shared(options: &Options, sets: &Sets) -> Vec<(Chain, Vec<Rule>)> {
+    let [over_limit, limit, input, forward, output] = SHARED;
+    let hook = |name, hook| {
+        let chain = Chain::base(name, ChainType::Filter, hook, FILTER + 1);
+        let jump = Statement::Verdict(Verdict::Jump(limit.into()));
+        (
+            chain,
+            vec![Rule::new(begins_translated().into_iter().chain([jump]))],
+        )
+    };
+    vec![
+        (Chain::new(over_limit), refusal(options.features)),
+        (Chain::new(limit), by_service(options.family, sets)),
+        hook(input, Hook::Input),
+        hook(forward, Hook::Forward),
+        hook(output, Hook::Output),
+    ]
+}
+
+fn refusal(features: Features) -> Vec<Rule> {
+    let reset = Statement::Reject(Reject::TcpReset);
+    let reset = Rule::new([of_protocol(Protocol::Tcp), reset]);
+    let reset = features.contains(NftPart::Reject).then_some(reset);
+    let others = Rule::new([Statement::Verdict(Verdict::Drop)]);
+    reset.into_iter().chain([others]).collect()
+}
+
+fn by_service(family: Family, sets: &Sets) -> Vec<Rule> {
+    let address = called(family);
+    let node_port = called(family).split_off(1);
+    let of_both = [(address, Called::Address), (node_port, Called::NodePort)];
+    let rules = of_both.map(|(key, called)| {
+        let map = sets.get(SetId::Of(Role::Limits, called));
+        each_protocol(|| Statement::VerdictMap(key.clone(), (&**map).into()))
+    });
+    rules.concat()
+}
