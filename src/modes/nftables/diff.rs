@@ -58,7 +58,7 @@ pub struct Change {
 }
 
 /// Returns the keys that are needed from now on, or that no ServicePort needs any longer.
-fn turned<'a, K: Eq + Hash>(
+fn turned<'a, K: Hash + Ord>(
     references: &References<K>,
     deltas: &'a HashMap<K, i32>,
     turns: fn(u32, u32) -> bool,
@@ -67,7 +67,10 @@ fn turned<'a, K: Eq + Hash>(
         let before = references.count(key);
         turns(before, before.saturating_add_signed(**delta))
     });
-    turned.map(|(key, _)| key).collect()
+    let mut turned: Vec<&K> = turned.map(|(key, _)| key).collect();
+    // Printed transactions are the same each time.
+    turned.sort_unstable();
+    turned
 }
 
 impl Change {
@@ -176,10 +179,7 @@ impl Change {
         }
         let (mut removed, mut added) = (self.removed, self.added);
         for (turn, by_set) in [(old, &mut removed), (new, &mut added)] {
-            let mut turned = turned(&applied.shared, &self.shared, turn);
-            // Printed transactions are the same each time.
-            turned.sort_unstable();
-            for shared in turned {
+            for shared in turned(&applied.shared, &self.shared, turn) {
                 let (set, element) = shared.element();
                 let elements = by_set.entry(set).or_default();
                 elements.push(element, usize::MAX);
@@ -284,8 +284,6 @@ impl Batch {
     }
 
     fn chains(&mut self, chains: &[&SharedChain], options: &Options, sets: &Sets) {
-        let mut chains = chains.to_vec();
-        chains.sort_unstable();
         for set in chains.iter().filter_map(|chain| chain.set()) {
             self.transaction.add_set(&Arc::new(set));
         }

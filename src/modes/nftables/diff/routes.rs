@@ -1,13 +1,15 @@
 //! Which clients may stay on the endpoint that they were sent to.
 
-use hashbrown::{HashMap, HashSet};
+use std::collections::BTreeMap;
+
+use hashbrown::HashSet;
 use nftables::{Datum, Element};
 
 use crate::modes::nftables::plan::ClientMap;
 
 /// Endpoints by the map of the clients that are sent to them; endpoints as the data of the map.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Routes(HashMap<ClientMap, HashSet<Box<[u8]>>>);
+pub struct Routes(BTreeMap<ClientMap, HashSet<Box<[u8]>>>);
 
 impl Routes {
     /// Adds `endpoints` of a map.

@@ -70,24 +70,30 @@ impl Limits {
 
     /// The name of the chain. Another limit has another chain, and counts anew.
     pub fn chain_name(&self) -> String {
+        self.name("limit")
+    }
+
+    fn name(&self, kind: &str) -> String {
         let of_service = self.of_service.map(|most| format!("-{most}"));
         let of_client = self.of_client.map(|most| format!("-per-client-{most}"));
         let [of_service, of_client] = [of_service, of_client].map(Option::unwrap_or_default);
         format!(
-            "limit{of_service}{of_client}/{}",
+            "{kind}{of_service}{of_client}/{}",
             names::of_service(&self.service)
         )
     }
 
     /// The set of clients that have connections; `None`: clients have no limit.
     pub(super) fn clients(&self) -> Option<Set> {
-        let most = self.of_client?;
-        let name = format!("clients-{most}/{}", names::of_service(&self.service));
+        self.of_client?;
         Some(Set {
             dynamic: true,
             size: Some(MOST_CLIENTS),
             comment: Some(Comment::new("clients, and their connections")),
-            ..Set::new(&name, Type::Named(vec![sets::address(self.family)]))
+            ..Set::new(
+                &self.name("clients"),
+                Type::Named(vec![sets::address(self.family)]),
+            )
         })
     }
 
@@ -136,7 +142,7 @@ pub(super) fn shared(options: &Options, sets: &Sets) -> Vec<(Chain, Vec<Rule>)> 
         )
     };
     vec![
-        (Chain::new(over_limit), refusal(options.features)),
+        (Chain::new(over_limit), refusal(options)),
         (Chain::new(limit), by_service(options.family, sets)),
         hook(input, Hook::Input),
         hook(forward, Hook::Forward),
@@ -144,12 +150,16 @@ pub(super) fn shared(options: &Options, sets: &Sets) -> Vec<(Chain, Vec<Rule>)> 
     ]
 }
 
-fn refusal(features: Features) -> Vec<Rule> {
-    let reset = Statement::Reject(Reject::TcpReset);
-    let reset = Rule::new([of_protocol(Protocol::Tcp), reset]);
-    let reset = features.contains(NftPart::Reject).then_some(reset);
+/// A reset would reach no client of the same bridge: it leaves through the bridge with the address of
+/// the endpoint, which the client did not call (`nf_send_reset` of
+/// net/ipv4/netfilter/nf_reject_ipv4.c). Datagrams are dropped as those to a server that is busy.
+fn refusal(options: &Options) -> Vec<Rule> {
+    let refuse = Statement::Reject(Reject::PortUnreachable(options.family));
+    let refuse = Rule::new([of_protocol(Protocol::Tcp), refuse]);
+    let can_refuse = options.features.contains(NftPart::Reject);
     let others = Rule::new([Statement::Verdict(Verdict::Drop)]);
-    reset.into_iter().chain([others]).collect()
+    let refuse = can_refuse.then_some(refuse);
+    refuse.into_iter().chain([others]).collect()
 }
 
 fn by_service(family: Family, sets: &Sets) -> Vec<Rule> {

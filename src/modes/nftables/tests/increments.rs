@@ -315,7 +315,7 @@ fn rules_use_nothing_that_is_missing() {
         assert!(whole.contains(word), "{word}: {whole}");
     }
     let limits = "\
-        add @clients-10/shop/web-5 { ip saddr ct count over 10 } counter goto over-limit \
+        add @clients-100-per-client-10/default/web-5 { ip saddr ct count over 10 } counter goto over-limit \
         comment \"tripod.proxy/max-connections-per-client\"\n\
         ct count over 100 counter goto over-limit comment \"tripod.proxy/max-connections\"";
     assert!(whole.contains(limits), "{whole}");
