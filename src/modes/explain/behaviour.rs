@@ -81,6 +81,8 @@ pub struct Rules {
     pub refuse: bool,
     /// They remember which endpoint a client had.
     pub remember: bool,
+    /// They count connections, so that a Service and its clients can have limits.
+    pub limit: bool,
     /// The node's addresses that they know, in addition to loopback; `None`: all.
     pub known: Option<Vec<IpAddr>>,
 }
@@ -91,6 +93,7 @@ impl Rules {
         Rules {
             refuse: true,
             remember: true,
+            limit: true,
             known: None,
         }
     }

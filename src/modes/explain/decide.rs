@@ -12,8 +12,8 @@ use super::{
     ranges::{self, Admission},
 };
 use crate::services::{
-    AddressKind, Endpoint, Reach, ServiceAddresses, ServiceMap, ServicePort, SessionAffinity,
-    TrafficPolicy,
+    AddressKind, Endpoint, Preferences, Reach, ServiceAddresses, ServiceMap, ServicePort,
+    SessionAffinity, TrafficPolicy,
 };
 
 /// Why packets are dropped that would be refused elsewhere.
@@ -464,6 +464,35 @@ impl Way<'_> {
         self.end(Verdict::Refused, why);
     }
 
+    /// How many connections are open is not known here.
+    fn limits(&mut self, asked: &Preferences) {
+        if !self.behaviour.rules.limit || self.is_relayed() {
+            return;
+        }
+        for (most, whose, annotation) in [
+            (
+                asked.max_connections,
+                "the Service",
+                Preferences::MAX_CONNECTIONS,
+            ),
+            (
+                asked.max_connections_per_client,
+                "a client",
+                Preferences::MAX_CONNECTIONS_PER_CLIENT,
+            ),
+        ] {
+            let Some(most) = most else { continue };
+            let connections = if most.get() == 1 {
+                "connection"
+            } else {
+                "connections"
+            };
+            self.step(format!(
+                "{whose} has at most {most} {connections} at a time on this node ({annotation})"
+            ));
+        }
+    }
+
     fn choose(&mut self, port: &ServicePort, chosen: &[&Endpoint]) {
         let selection = (self.selection)(port);
         let weight = |endpoint: &Endpoint| match selection {
@@ -485,6 +514,7 @@ impl Way<'_> {
             count => format!("{count} endpoints take connections: {}", selection.words()),
         };
         self.end(Verdict::Forwarded, count);
+        self.limits(port.preferences());
         let SessionAffinity::ClientIp { timeout } = port.session_affinity else {
             return;
         };

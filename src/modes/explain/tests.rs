@@ -5,6 +5,7 @@ mod dead_ends;
 
 use std::{
     net::{IpAddr, SocketAddr},
+    num::NonZeroU32,
     sync::Arc,
     time::Duration,
 };
@@ -15,7 +16,7 @@ use crate::{
     modes::{iptables, ipvs, nftables, userspace},
     node::Served,
     services::{
-        Endpoint, Endpoints, ServiceMap, ServicePort, SessionAffinity, TrafficPolicy,
+        Endpoint, Endpoints, Preferences, ServiceMap, ServicePort, SessionAffinity, TrafficPolicy,
         service_ports::{endpoint, endpoints, service_port},
     },
 };
@@ -265,12 +266,56 @@ fn a_connection_is_stale_where_new_ones_would_not_go_the_same_way() {
 }
 
 #[test]
+fn limits_are_named_where_rules_count() {
+    let preferences = Preferences {
+        max_connections: NonZeroU32::new(100),
+        max_connections_per_client: NonZeroU32::new(1),
+        ..Preferences::default()
+    };
+    let web = ServicePort {
+        preferences: Some(Arc::new(preferences)),
+        endpoints: endpoints([endpoint(([10, 244, 1, 1], 8080))]),
+        ..service_port("web", [10, 96, 0, 1])
+    };
+    let map: ServiceMap = [web].into_iter().collect();
+    for limit in [true, false] {
+        let behaviour = Behaviour {
+            rules: Rules {
+                limit,
+                ..Rules::complete()
+            },
+            ..behaviour(pods())
+        };
+        let packet = Packet {
+            to: "10.96.0.1:80".parse().unwrap(),
+            protocol: Protocol::Tcp,
+            from: Caller::Outside,
+        };
+        let found = decided(&map, &behaviour, &packet);
+        let steps: Vec<&String> = found
+            .steps
+            .iter()
+            .filter(|step| step.contains("at most"))
+            .collect();
+        let expected = [
+            "the Service has at most 100 connections at a time on this node \
+             (tripod.proxy/max-connections)",
+            "a client has at most 1 connection at a time on this node \
+             (tripod.proxy/max-connections-per-client)",
+        ];
+        let expected = if limit { &expected[..] } else { &[] };
+        assert_eq!(steps, expected);
+    }
+}
+
+#[test]
 fn what_rules_cannot_do_here_is_said() {
     let nothing = |mode| Behaviour {
         properties: properties(mode),
         rules: Rules {
             refuse: false,
             remember: false,
+            limit: false,
             known: Some(vec![ip("192.0.2.1")]),
         },
         own: vec![ip("192.0.2.1"), ip("192.0.2.2")],

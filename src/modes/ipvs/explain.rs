@@ -35,7 +35,10 @@ impl Explain for Ipvs {
             served: self.node_ports.served(),
             loopback: Loopback::Relayed(self.node_ports.loopback().to_vec()),
             other_ports: OtherPorts::RefusedEverywhere,
-            rules: Rules::complete(),
+            rules: Rules {
+                limit: false,
+                ..Rules::complete()
+            },
             dropped_networks: Vec::new(),
         })
     }

@@ -71,6 +71,7 @@ fn rules(options: &plan::Options) -> Rules {
     Rules {
         refuse: features.contains(NftPart::Reject),
         remember: features.contains(NftPart::DynamicMaps),
+        limit: features.contains(NftPart::ConnectionCounts),
         known: (!features.contains(NftPart::Fib)).then(|| options.node_addresses.clone()),
     }
 }

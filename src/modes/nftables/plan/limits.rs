@@ -37,10 +37,6 @@ pub(super) const SHARED: [&str; 5] = [
     "limit-output",
 ];
 
-/// Maximum number of clients whose connections are counted; further ones have no limit. The set has
-/// a fixed size, so that clients that come from many addresses use up no more memory than that.
-const MOST_CLIENTS: u32 = 65_536;
-
 /// The limits of a Service, in one IP family.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Limits {
@@ -83,12 +79,12 @@ impl Limits {
         )
     }
 
-    /// The set of clients that have connections; `None`: clients have no limit.
+    /// The set of clients that have connections; `None`: clients have no limit. It grows with them, to
+    /// at most [`Set::MOST_DYNAMIC`]; the connections of further clients are not counted.
     pub(super) fn clients(&self) -> Option<Set> {
         self.of_client?;
         Some(Set {
             dynamic: true,
-            size: Some(MOST_CLIENTS),
             comment: Some(Comment::new("clients, and their connections")),
             ..Set::new(
                 &self.name("clients"),
