@@ -210,7 +210,7 @@ fn remarks(port: &ServicePort, wide: bool) -> Vec<(Tone, String)> {
         if times > 0 {
             let text = format!(
                 "kept out {times} times, because {whose} reached its connection limit \
-                 (tripod.proxy/{flag}, --userspace-{flag})"
+                 (tripod.proxy/{flag}; in userspace mode also --userspace-{flag})"
             );
             remarks.push((Tone::Warning, text));
         }

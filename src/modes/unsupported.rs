@@ -122,16 +122,12 @@ impl Reason {
         })
     }
 
-    /// The limits that are not honoured if the kernel forwards connections.
+    /// The limits of connections, which some modes do not have.
     pub fn of_limits(preferences: &Preferences) -> impl Iterator<Item = Reason> {
         let why = "the kernel forwards connections, and nothing counts them when they begin; \
                    nftables and userspace mode do";
-        let reason = |what| Reason::new(what, why);
-        let service = preferences.max_connections;
-        let client = preferences.max_connections_per_client;
-        let service = service.map(|_| reason(Preferences::MAX_CONNECTIONS));
-        let client = client.map(|_| reason(Preferences::MAX_CONNECTIONS_PER_CLIENT));
-        service.into_iter().chain(client)
+        let asked = preferences.limits();
+        asked.map(move |(what, _)| Reason::new(what, why))
     }
 
     /// The preferences that are not honoured if rules translate addresses and the kernel forwards

@@ -93,6 +93,20 @@ impl Preferences {
 
     /// Annotation that says which endpoints are used when none is ready.
     pub const WHEN_NONE_READY: &str = "tripod.proxy/when-none-ready";
+
+    /// The maximum numbers of connections, each with its annotation.
+    pub fn limits(&self) -> impl Iterator<Item = (&'static str, NonZeroU32)> {
+        let limits = [
+            (Preferences::MAX_CONNECTIONS, self.max_connections),
+            (
+                Preferences::MAX_CONNECTIONS_PER_CLIENT,
+                self.max_connections_per_client,
+            ),
+        ];
+        limits
+            .into_iter()
+            .filter_map(|(what, most)| Some((what, most?)))
+    }
 }
 
 /// Which endpoints are used when none is ready.

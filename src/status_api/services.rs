@@ -71,14 +71,14 @@ pub struct ServicePort {
 }
 
 /// Number of connections or datagrams rejected by the limits of a Service, since the process began
-/// to serve it.
+/// to serve it; in nftables mode, since its rules were written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Limited {
-    /// Number of pauses in accepting, and of dropped datagrams of new UDP clients, because the
-    /// Service reached its connection limit.
+    /// Number of pauses in accepting (in nftables mode: of refused attempts to connect), and of
+    /// dropped datagrams of new UDP clients, because the Service reached its connection limit.
     pub service: u64,
-    /// Number of TCP connections that were reset, and of dropped datagrams of new UDP flows,
+    /// Number of TCP connections that were reset or refused, and of dropped datagrams of new UDP flows,
     /// because their client reached its connection limit for the Service.
     pub client: u64,
 }

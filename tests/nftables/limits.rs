@@ -6,6 +6,8 @@ use std::{
     time::Duration,
 };
 
+use serde_json::json;
+
 use super::start_with;
 use crate::lab::{
     EndpointChoice, Lab, Service, Tripod, ask, eventually, get, say, tcp_from, tripod_binary,
@@ -142,6 +144,43 @@ fn a_client_has_as_many_connections_as_it_may() {
         assert!(limited(lab, "web", "client") >= 6.0);
         assert_eq!(limited(lab, "web", "service"), 0.0);
         another_limit_applies_to_clients_that_are_there(lab, &web, &tripod);
+    });
+}
+
+/// A connection to the same port number of another Service belongs to that Service.
+#[test]
+fn a_node_port_is_no_other_services_port() {
+    Lab::run(|lab| {
+        let web = Service::new("web", 10)
+            .annotated(OF_SERVICE, "1")
+            .sticky(600)
+            .with_node_port();
+        let port = web.node_port();
+        let beside = Service::new("beside", 11).spec(
+            "ports",
+            json!([{"name": "tcp", "protocol": "TCP", "port": port, "targetPort": 8080}]),
+        );
+        let on = |names: &[&str]| {
+            names
+                .iter()
+                .map(|name| EndpointChoice::ready(name))
+                .collect::<Vec<_>>()
+        };
+        lab.publish_endpoints(&web, &on(&["a", "b"]));
+        lab.publish_endpoints(&beside, &on(&["c"]));
+        let _tripod = start_with(lab, &["--nodeport-addresses=all"]);
+        for family in [0, 1] {
+            let [web, beside] = [&web, &beside].map(|service| service.cluster()[family]);
+            let beside = SocketAddr::new(beside.ip(), port);
+            let own = own(lab, web);
+            let kept: Vec<_> = (0..3)
+                .map(|_| answered(lab, own, beside).expect("an answer"))
+                .collect();
+            // Neither was one of them counted, nor was its endpoint remembered.
+            let name = ask(&lab.client, web).expect("an answer");
+            assert!(["a", "b"].contains(&&*name), "{name}");
+            drop(kept);
+        }
     });
 }
 

@@ -81,8 +81,9 @@ pub struct Rules {
     pub refuse: bool,
     /// They remember which endpoint a client had.
     pub remember: bool,
-    /// They count connections, so that a Service and its clients can have limits.
-    pub limit: bool,
+    /// How many connections they count at most, which is the greatest limit that a Service and its
+    /// clients can have.
+    pub countable: u32,
     /// The node's addresses that they know, in addition to loopback; `None`: all.
     pub known: Option<Vec<IpAddr>>,
 }
@@ -93,7 +94,7 @@ impl Rules {
         Rules {
             refuse: true,
             remember: true,
-            limit: true,
+            countable: u32::MAX,
             known: None,
         }
     }

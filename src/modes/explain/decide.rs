@@ -466,26 +466,15 @@ impl Way<'_> {
 
     /// How many connections are open is not known here.
     fn limits(&mut self, asked: &Preferences) {
-        if !self.behaviour.rules.limit || self.is_relayed() {
-            return;
-        }
-        for (most, whose, annotation) in [
-            (
-                asked.max_connections,
-                "the Service",
-                Preferences::MAX_CONNECTIONS,
-            ),
-            (
-                asked.max_connections_per_client,
-                "a client",
-                Preferences::MAX_CONNECTIONS_PER_CLIENT,
-            ),
-        ] {
-            let Some(most) = most else { continue };
-            let connections = if most.get() == 1 {
-                "connection"
-            } else {
-                "connections"
+        let countable = self.behaviour.rules.countable;
+        for (annotation, most) in asked.limits().filter(|(_, most)| most.get() <= countable) {
+            let whose = match annotation {
+                Preferences::MAX_CONNECTIONS => "the Service",
+                _ => "a client",
+            };
+            let connections = match most.get() {
+                1 => "connection",
+                _ => "connections",
             };
             self.step(format!(
                 "{whose} has at most {most} {connections} at a time on this node ({annotation})"

@@ -278,10 +278,10 @@ fn limits_are_named_where_rules_count() {
         ..service_port("web", [10, 96, 0, 1])
     };
     let map: ServiceMap = [web].into_iter().collect();
-    for limit in [true, false] {
+    for (countable, named) in [(u32::MAX, 2), (100, 2), (99, 1), (0, 0)] {
         let behaviour = Behaviour {
             rules: Rules {
-                limit,
+                countable,
                 ..Rules::complete()
             },
             ..behaviour(pods())
@@ -303,8 +303,7 @@ fn limits_are_named_where_rules_count() {
             "a client has at most 1 connection at a time on this node \
              (tripod.proxy/max-connections-per-client)",
         ];
-        let expected = if limit { &expected[..] } else { &[] };
-        assert_eq!(steps, expected);
+        assert_eq!(steps, expected[2 - named..], "{countable}");
     }
 }
 
@@ -315,7 +314,7 @@ fn what_rules_cannot_do_here_is_said() {
         rules: Rules {
             refuse: false,
             remember: false,
-            limit: false,
+            countable: 0,
             known: Some(vec![ip("192.0.2.1")]),
         },
         own: vec![ip("192.0.2.1"), ip("192.0.2.2")],

@@ -73,7 +73,7 @@ fn rules(options: &plan::Options) -> Rules {
     Rules {
         refuse: has(Extension::Reject),
         remember: has(Extension::Recent),
-        limit: false,
+        countable: 0,
         known: (!has(Extension::Addrtype)).then(|| options.node_addresses.clone()),
     }
 }

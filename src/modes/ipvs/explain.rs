@@ -36,7 +36,7 @@ impl Explain for Ipvs {
             loopback: Loopback::Relayed(self.node_ports.loopback().to_vec()),
             other_ports: OtherPorts::RefusedEverywhere,
             rules: Rules {
-                limit: false,
+                countable: 0,
                 ..Rules::complete()
             },
             dropped_networks: Vec::new(),

@@ -71,7 +71,10 @@ fn rules(options: &plan::Options) -> Rules {
     Rules {
         refuse: features.contains(NftPart::Reject),
         remember: features.contains(NftPart::DynamicMaps),
-        limit: features.contains(NftPart::ConnectionCounts),
+        countable: match features.contains(NftPart::ConnectionCounts) {
+            true => plan::MOST_CONNECTIONS,
+            false => 0,
+        },
         known: (!features.contains(NftPart::Fib)).then(|| options.node_addresses.clone()),
     }
 }

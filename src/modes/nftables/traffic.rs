@@ -7,7 +7,6 @@ use hashbrown::{HashMap, HashSet};
 use net::{Family, PerFamily};
 use netlink::Error;
 use nftables::{Counted, Rules, Table};
-use nix::errno::Errno;
 
 use super::{
     TABLE,
@@ -130,10 +129,10 @@ impl Traffic {
         let limits: HashSet<Limits> = limits.collect();
         for limits in limits {
             let table = Table::new(limits.family, TABLE);
-            let counted = match self.rules.counted(&table, &limits.chain_name()) {
-                Err(error) if error.errno() == Some(Errno::ENOENT) => continue,
-                counted => counted?,
-            };
+            let counted = self.rules.counted(&table, &limits.chain_name())?;
+            if counted.is_empty() {
+                continue;
+            }
             let sum = found.entry(limits.service.clone()).or_default();
             for (annotation, counted) in limits.annotations().zip(counted) {
                 match annotation {

@@ -15,10 +15,9 @@ use nftables::{
 
 use super::{
     Options, Sets,
-    frontend::{Called, Role},
-    matches::{Side, begins_translated, called, each_protocol, is_local, is_nodes_own},
-    names,
-    sets::{self, SetId},
+    frontend::Role,
+    matches::{Side, begins_translated, by_service_port, is_local, is_nodes_own},
+    names, sets,
     slots::Endpoints,
 };
 use crate::services::ServicePortName;
@@ -120,13 +119,7 @@ pub(super) fn by_caller(
 
 /// Returns the chains that send new connections to the chains of their ServicePorts.
 pub(super) fn hooks(family: Family, sets: &Sets) -> Vec<(Chain, Vec<Rule>)> {
-    let chain_of = |key: Vec<Field>, called| {
-        let map = sets.get(SetId::Of(Role::Affinity, called));
-        each_protocol(|| Statement::VerdictMap(key.clone(), (&**map).into()))
-    };
-    let mut rules = chain_of(called(family), Called::Address);
-    let node_port = called(family).split_off(1);
-    rules.extend(chain_of(node_port, Called::NodePort));
+    let rules = by_service_port(Role::Affinity, family, sets);
     let [remember, prerouting, output] = SHARED;
     let hook = |name, hook| {
         let jump = Statement::Verdict(Verdict::Jump(remember.into()));

@@ -1,6 +1,7 @@
 //! Chains that are there while a ServicePort needs them. ServicePorts share them, one for each
 //! number of slots and the like: their number depends on the kinds of ServicePorts, not on how
-//! many there are. Only ServicePorts with affinity or scheduler `rr` have chains of their own.
+//! many there are. Only ServicePorts with affinity or scheduler `rr`, and Services with limits, have
+//! chains of their own.
 
 use std::{iter::repeat_n, time::Duration};
 

@@ -22,7 +22,7 @@ const DNAT: i32 = -101;
 /// Where sources are translated (`NF_IP_PRI_NAT_SRC`).
 const SNAT: i32 = 100;
 /// After destinations were translated: packets that still have a service address are refused.
-pub(super) const FILTER: i32 = -90;
+const FILTER: i32 = -90;
 const SERVICES: &str = "services";
 const REFUSE: &str = "refuse";
 const REFUSE_NODE_PORTS: &str = "refuse-node-ports";

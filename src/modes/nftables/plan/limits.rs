@@ -16,11 +16,9 @@ use nftables::{
 
 use super::{
     Features, Options, Sets,
-    fixed::FILTER,
-    frontend::{Called, Role},
-    matches::{begins_translated, called, each_protocol, of_protocol},
-    names,
-    sets::{self, SetId},
+    frontend::Role,
+    matches::{begins_translated, by_service_port, of_protocol},
+    names, sets,
 };
 use crate::{
     kernel::probe::NftPart,
@@ -36,6 +34,14 @@ pub(super) const SHARED: [&str; 5] = [
     "limit-forward",
     "limit-output",
 ];
+
+/// Network policies are usually enforced before (`NF_IP_PRI_FILTER`, firewalld at 10): connections that
+/// they forbid are not counted.
+const AFTER_POLICIES: i32 = 30;
+
+/// The greatest limit. For each new connection, the kernel may look through all that it counts, and
+/// meanwhile no other connection to the Service can begin (`nf_conncount_add`).
+pub const MOST: u32 = 10_000;
 
 /// The limits of a Service, in one IP family.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -54,11 +60,12 @@ impl Limits {
     /// Returns the limits that `port` asks for; `None`: it asks for none, or rules cannot count.
     pub fn of(port: &ServicePort, features: Features) -> Option<Limits> {
         let asked = port.preferences();
+        let possible = |most: &NonZeroU32| most.get() <= MOST;
         let limits = Limits {
             service: port.name.service.clone(),
             family: port.name.family,
-            of_service: asked.max_connections,
-            of_client: asked.max_connections_per_client,
+            of_service: asked.max_connections.filter(possible),
+            of_client: asked.max_connections_per_client.filter(possible),
         };
         let has_some = limits.of_service.is_some() || limits.of_client.is_some();
         (has_some && features.contains(NftPart::ConnectionCounts)).then_some(limits)
@@ -130,7 +137,7 @@ impl Limits {
 pub(super) fn shared(options: &Options, sets: &Sets) -> Vec<(Chain, Vec<Rule>)> {
     let [over_limit, limit, input, forward, output] = SHARED;
     let hook = |name, hook| {
-        let chain = Chain::base(name, ChainType::Filter, hook, FILTER + 1);
+        let chain = Chain::base(name, ChainType::Filter, hook, AFTER_POLICIES);
         let jump = Statement::Verdict(Verdict::Jump(limit.into()));
         (
             chain,
@@ -139,7 +146,10 @@ pub(super) fn shared(options: &Options, sets: &Sets) -> Vec<(Chain, Vec<Rule>)> 
     };
     vec![
         (Chain::new(over_limit), refusal(options)),
-        (Chain::new(limit), by_service(options.family, sets)),
+        (
+            Chain::new(limit),
+            by_service_port(Role::Limits, options.family, sets),
+        ),
         hook(input, Hook::Input),
         hook(forward, Hook::Forward),
         hook(output, Hook::Output),
@@ -156,15 +166,4 @@ fn refusal(options: &Options) -> Vec<Rule> {
     let others = Rule::new([Statement::Verdict(Verdict::Drop)]);
     let refuse = can_refuse.then_some(refuse);
     refuse.into_iter().chain([others]).collect()
-}
-
-fn by_service(family: Family, sets: &Sets) -> Vec<Rule> {
-    let address = called(family);
-    let node_port = called(family).split_off(1);
-    let of_both = [(address, Called::Address), (node_port, Called::NodePort)];
-    let rules = of_both.map(|(key, called)| {
-        let map = sets.get(SetId::Of(Role::Limits, called));
-        each_protocol(|| Statement::VerdictMap(key.clone(), (&**map).into()))
-    });
-    rules.concat()
 }

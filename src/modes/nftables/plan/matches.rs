@@ -3,7 +3,11 @@
 use net::{Family, Protocol};
 use nftables::{Ct, Direction, Fib, Field, Meta, Rule, Statement, Test, Value};
 
-use super::{Options, Sets, sets::SetId};
+use super::{
+    Options, Sets,
+    frontend::{Called, Role},
+    sets::{self, SetId},
+};
 use crate::{kernel::probe::NftPart, modes::detect_local::DetectLocal};
 
 /// Bits of a connection's state and of its status (`enum ip_conntrack_info` and
@@ -86,6 +90,23 @@ pub(super) fn begins_translated() -> [Statement; 2] {
         Statement::Match(Field::Ct(Ct::State, None), Test::Any(STATE_NEW)),
         Statement::Match(status, Test::Is(Value::Number(STATUS_DNAT).octets())),
     ]
+}
+
+/// Returns rules that look translated packets up in the verdict maps for `role`. A node port is looked
+/// up together with the endpoint: otherwise a connection to the same port number of an address that
+/// is not the node's would be found, too.
+pub(super) fn by_service_port(role: Role, family: Family, sets: &Sets) -> Vec<Rule> {
+    let mut of_node_port = called(family).split_off(1);
+    of_node_port.extend(sets::endpoint(family));
+    let of_both = [
+        (called(family), Called::Address),
+        (of_node_port, Called::NodePort),
+    ];
+    let rules = of_both.map(|(key, called)| {
+        let map = sets.get(SetId::Of(role, called));
+        each_protocol(|| Statement::VerdictMap(key.clone(), (&**map).into()))
+    });
+    rules.concat()
 }
 
 pub(super) fn of_protocol(protocol: Protocol) -> Statement {

@@ -29,7 +29,7 @@ pub use self::{
     counting::{Counting, counting},
     fixed::{Fixed, REFUSE_ON_LOOPBACK, fixed},
     frontend::Role,
-    limits::Limits,
+    limits::{Limits, MOST as MOST_CONNECTIONS},
     options::{Features, Options, features, refused_on_loopback},
     service::{ServiceElements, SharedElement, plan},
     sets::{SetId, Sets},

@@ -57,6 +57,7 @@ pub struct Options {
 /// | [`NftPart::Reject`] | packets are dropped, except to node ports on loopback addresses |
 /// | [`NftPart::DynamicMaps`] | a hash of the client's address stands for affinity |
 /// | [`NftPart::Counters`] | nothing is counted |
+/// | [`NftPart::ConnectionCounts`] | connections have no limits |
 pub type Features = EnumSet<NftPart>;
 
 /// The features that rules of `family` may use on a kernel.

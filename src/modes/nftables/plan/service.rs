@@ -277,6 +277,26 @@ impl Plan<'_> {
             .push((SetId::Of(role, Called::of(&frontend)), element));
     }
 
+    /// Adds the elements that lead translated packets to a chain (see `by_service_port`).
+    fn lead(&mut self, frontend: Frontend, role: Role, verdict: &Verdict) {
+        let set = SetId::Of(role, Called::of(&frontend));
+        let Slots { cluster, local } = self.slots;
+        let keys: BTreeSet<Vec<u8>> = match frontend.address {
+            Some(_) => [key(&frontend, &[])].into(),
+            None => {
+                let endpoints = cluster.endpoints.iter().chain(&local.endpoints);
+                let of =
+                    |to: &SocketAddr| key(&frontend, &[Value::Ip(to.ip()), Value::Port(to.port())]);
+                endpoints.map(of).collect()
+            }
+        };
+        let elements = keys.into_iter().map(|key| {
+            let element = Element::with(key, Datum::Verdict(verdict.clone()));
+            (set, element.commented(&self.comment))
+        });
+        self.needs.own.extend(elements);
+    }
+
     fn fill(&mut self, frontend: Frontend, slots: &Taken, first: u32) {
         let set = SetId::Of(Role::Endpoints, Called::of(&frontend));
         let elements = (first..).zip(&*slots.endpoints).map(|(slot, endpoint)| {
@@ -318,7 +338,7 @@ impl Plan<'_> {
             chains.push(SharedChain::RememberByCaller(name, timeout));
         }
         if let Some(first) = chains.last() {
-            self.verdict(frontend, Role::Affinity, first.goto());
+            self.lead(frontend, Role::Affinity, &first.goto());
         }
         self.remembered.extend(maps);
         self.needs.chains.extend(chains);
@@ -381,12 +401,10 @@ impl Plan<'_> {
         let Some(limits) = Limits::of(self.port, self.options.features) else {
             return;
         };
-        if !self.any {
-            return;
-        }
+        // The chain stays if no endpoint takes connections, because others may be open.
         let limit = SharedChain::Limit(limits);
         for frontend in self.seen.clone() {
-            self.verdict(frontend, Role::Limits, limit.goto());
+            self.lead(frontend, Role::Limits, &limit.goto());
         }
         self.needs.chains.extend([limit, SharedChain::LimitHooks]);
     }

@@ -163,6 +163,10 @@ fn set(id: SetId, family: Family) -> Set {
             counter: true,
             ..keys([of(called), of_endpoint(address)].concat())
         },
+        SetId::Of(Role::Affinity | Role::Limits, Called::NodePort) => {
+            let key = [of(Called::NodePort), of_endpoint(address)].concat();
+            Set::map(name, Type::Named(key), Data::Verdict)
+        }
         SetId::Of(_, called) => Set::map(name, Type::Named(of(called)), Data::Verdict),
         SetId::Filtered => keys(of(Called::Address)),
         SetId::LoopbackNodePorts => keys(of(Called::NodePort)),

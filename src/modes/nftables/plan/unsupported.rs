@@ -3,6 +3,7 @@
 use super::{
     Features,
     chains::{HashOf, Scheduler},
+    limits::MOST,
 };
 use crate::{
     kernel::probe::NftPart,
@@ -58,8 +59,27 @@ pub fn unsupported(port: &ServicePort, features: Features) -> Vec<Reason> {
         Reason::new(Preferences::HASH_TABLE_SIZE, why)
     });
     let own = scheduler.into_iter().chain(table);
-    let limits = (!features.contains(NftPart::ConnectionCounts)).then(|| Reason::of_limits(asked));
     own.chain(Reason::of_nat_rules(asked))
-        .chain(limits.into_iter().flatten())
+        .chain(limits(asked, features))
         .collect()
+}
+
+/// The limits that are not honoured.
+fn limits(asked: &Preferences, features: Features) -> impl Iterator<Item = Reason> {
+    let counts = features.contains(NftPart::ConnectionCounts);
+    asked.limits().filter_map(move |(what, most)| match counts {
+        false => Some(Reason::new(
+            what,
+            "this kernel cannot count the connections of a rule: modprobe nft_connlimit, or a \
+             kernel with CONFIG_NFT_CONNLIMIT",
+        )),
+        true => (most.get() > MOST).then(|| {
+            let why = format!(
+                "there is no limit, because nftables mode counts {MOST} connections at most: for \
+                 each new one, the kernel looks through all that it counts; userspace mode counts \
+                 more"
+            );
+            Reason::new(what, why)
+        }),
+    })
 }
