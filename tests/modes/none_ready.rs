@@ -11,8 +11,8 @@ use crate::lab::{EndpointChoice, ask_within, eventually, figure, tripod_binary};
 const SOON: Duration = Duration::from_secs(10);
 /// For how long no endpoint is ready although all work.
 const OUTAGE: Duration = Duration::from_secs(20);
-/// How long a client waits: it sends no further SYN meanwhile.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// How long a client waits: it sends no further SYN meanwhile, which it would after a second.
+const PATIENCE: Duration = Duration::from_millis(900);
 /// Time until an endpoint that died is avoided: three seconds, and some for whatever else the machine
 /// does meanwhile.
 const AVOIDED: Duration = Duration::from_secs(10);

@@ -155,11 +155,7 @@ fn used(family: Family, part: NftPart) -> (Option<Arc<Set>>, Statement) {
             (Some(set), statement)
         }
         NftPart::ConnectionCounts => {
-            let set = Arc::new(Set {
-                dynamic: true,
-                size: Some(16),
-                ..Set::new(part.word(), types())
-            });
+            let set = dynamic(Set::new(part.word(), types()));
             let statement = Statement::ConnectionsOfKeyOver((&*set).into(), key(), 1);
             (Some(set), statement)
         }
@@ -168,11 +164,17 @@ fn used(family: Family, part: NftPart) -> (Option<Arc<Set>>, Statement) {
 
 /// A map that rules update.
 fn dynamic_map(part: NftPart, key: Vec<Field>, data: Data) -> Arc<Set> {
+    dynamic(Set {
+        timeouts: true,
+        ..Set::map(part.word(), Type::Of(key), data)
+    })
+}
+
+fn dynamic(set: Set) -> Arc<Set> {
     Arc::new(Set {
         dynamic: true,
-        timeouts: true,
         size: Some(16),
-        ..Set::map(part.word(), Type::Of(key), data)
+        ..set
     })
 }
 
