@@ -10,7 +10,10 @@ use nftables::{
 use super::{
     Options, Sets, counting,
     frontend::{Called, Role},
-    matches::{STATE_INVALID, STATE_NEW, STATUS_DNAT, Side, is_local, is_nodes_own, of_protocol},
+    matches::{
+        STATE_INVALID, STATE_NEW, STATUS_DNAT, Side, is_local, is_nodes_own, is_untranslated,
+        of_protocol,
+    },
     sets::{self, SetId},
 };
 use crate::kernel::probe::NftPart;
@@ -234,11 +237,13 @@ impl Plan<'_> {
         }
     }
 
+    /// An external IP may be the address of another Service's endpoint: what was translated to that
+    /// is not refused.
     fn refuse(&self) -> Vec<Rule> {
         let reject = || self.reject();
         let address = || vec![Field::DestinationAddress(self.family)];
         let mut rules = vec![
-            Rule::new([self.refused(Called::Address), reject()]),
+            Rule::new([is_untranslated(), self.refused(Called::Address), reject()]),
             Rule::new([self.contained(address(), SetId::ClusterIps), reject()]),
         ];
         if !self.options.service_cidrs.is_empty() {
@@ -252,7 +257,8 @@ impl Plan<'_> {
     }
 
     fn refuse_node_ports(&self) -> Vec<Rule> {
-        let mut statements = self.to_node();
+        let mut statements = vec![is_untranslated()];
+        statements.extend(self.to_node());
         statements.push(self.refused(Called::NodePort));
         statements.push(self.reject());
         vec![Rule::new(statements)]

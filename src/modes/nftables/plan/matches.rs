@@ -92,6 +92,12 @@ pub(super) fn begins_translated() -> [Statement; 2] {
     ]
 }
 
+/// Matches packets whose destination was not translated.
+pub(super) fn is_untranslated() -> Statement {
+    let status = Field::Masked(Box::new(Field::Ct(Ct::Status, None)), STATUS_DNAT);
+    Statement::Match(status, Test::Is(Value::Number(0).octets()))
+}
+
 /// Returns rules that look translated packets up in the verdict maps for `role`. A node port is looked
 /// up together with the endpoint: otherwise a connection to the same port number of an address that
 /// is not the node's would be found, too.
