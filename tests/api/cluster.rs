@@ -13,6 +13,20 @@ pub const DAEMON_SETS: &str = "/apis/apps/v1/daemonsets";
 pub const NODES: &str = "/api/v1/nodes";
 pub const SERVICE_CIDRS: &str = "/apis/networking.k8s.io/v1/servicecidrs";
 
+/// Kind and API version of the objects of a collection, which clients in Go check.
+pub fn kind_of(collection: &str) -> (&'static str, &'static str) {
+    match collection {
+        SERVICES => ("Service", "v1"),
+        SLICES => ("EndpointSlice", "discovery.k8s.io/v1"),
+        PODS => ("Pod", "v1"),
+        NAMESPACES => ("Namespace", "v1"),
+        DAEMON_SETS => ("DaemonSet", "apps/v1"),
+        NODES => ("Node", "v1"),
+        SERVICE_CIDRS => ("ServiceCIDR", "networking.k8s.io/v1"),
+        _ => ("", "v1"),
+    }
+}
+
 /// Namespace and name.
 type Key = (String, String);
 
@@ -230,7 +244,7 @@ impl Change {
     /// The event as a watch with that selector sees it.
     fn event(&self, selector: &Selector) -> Option<Value> {
         if self.bookmark {
-            return Some(bookmark(self.version, false));
+            return Some(bookmark(self.collection, self.version, false));
         }
         let old = self.old.as_ref().filter(|object| selector.picks(object));
         let new = self.new.as_ref().filter(|object| selector.picks(object));
@@ -250,11 +264,13 @@ impl Change {
     }
 }
 
-/// A bookmark; `ends_list` marks the end of the initial events.
-pub fn bookmark(version: u64, ends_list: bool) -> Value {
+/// A bookmark of a collection; `ends_list` marks the end of the initial events.
+pub fn bookmark(collection: &str, version: u64, ends_list: bool) -> Value {
     let mut metadata = json!({"resourceVersion": version.to_string(), "creationTimestamp": null});
     if ends_list {
         metadata["annotations"] = json!({"k8s.io/initial-events-end": "true"});
     }
-    json!({"type": "BOOKMARK", "object": {"kind": "X", "apiVersion": "v1", "metadata": metadata}})
+    let (kind, api_version) = kind_of(collection);
+    json!({"type": "BOOKMARK",
+        "object": {"kind": kind, "apiVersion": api_version, "metadata": metadata}})
 }

@@ -10,7 +10,7 @@ use std::{
 
 use bytes::Bytes;
 use flate2::{Compression, write::GzEncoder};
-use http::{HeaderMap, Request, Response};
+use http::{HeaderMap, HeaderValue, Request, Response};
 use hyper::{
     body::Incoming,
     server::conn::{http1, http2},
@@ -26,7 +26,7 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 
 use super::{
-    cluster::{Cluster, Selector, bookmark},
+    cluster::{Cluster, Selector, bookmark, kind_of},
     feed::Feed,
     query,
     reviews::Reviews,
@@ -216,7 +216,10 @@ impl Server {
                     } else {
                         server.answer(request)
                     };
-                    Ok::<_, Infallible>(server.compress(&headers, answer).await)
+                    let mut answer = server.compress(&headers, answer).await;
+                    let json = HeaderValue::from_static("application/json");
+                    answer.headers_mut().insert("content-type", json);
+                    Ok::<_, Infallible>(answer)
                 }
             });
             let stream = TokioIo::new(stream);
@@ -284,7 +287,7 @@ impl Server {
                     begun.extend_from_slice(text.as_bytes());
                     return Response::new(Feed::of(begun));
                 }
-                first.push(bookmark(cluster.version, true));
+                first.push(bookmark(&path, cluster.version, true));
                 cluster.now()
             }
             Some(version)
@@ -383,8 +386,9 @@ impl Server {
             item.remove("kind");
             item.remove("apiVersion");
         }
-        let list =
-            json!({"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": items});
+        let (kind, api_version) = kind_of(path);
+        let list = json!({"kind": format!("{kind}List"), "apiVersion": api_version,
+            "metadata": metadata, "items": items});
         Response::new(Feed::of(list.to_string().into_bytes()))
     }
 }

@@ -13,7 +13,10 @@ use super::{
 
 /// Returns whether the request is of this kind, and not for a whole collection.
 pub fn is_asked<T>(request: &Request<T>) -> bool {
-    request.method() != Method::GET || request.uri().path().contains("/namespaces/")
+    let path = request.uri().path();
+    let node = path.strip_prefix(NODES);
+    let is_node = node.is_some_and(|name| name.starts_with('/'));
+    request.method() != Method::GET || path.contains("/namespaces/") || is_node
 }
 
 /// The target of a request, parsed from its path.
