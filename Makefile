@@ -41,7 +41,7 @@ endef
 # ip and iptables are often in sbin, which is not on every user's PATH.
 export PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help nextest demo static reproducible aarch64 deb dist chart book unit lab guest test test-all test-container static-for-tests aarch64-for-tests conformance reliability check bench instructions acceptance soak simulate mutants fuzz demo-tools test-tools deb-tools dist-tools aarch64-tools
+.PHONY: help nextest demo static reproducible aarch64 deb dist chart book unit lab guest test test-all test-container static-for-tests aarch64-for-tests conformance reliability check bench compare instructions acceptance soak simulate mutants fuzz demo-tools test-tools deb-tools dist-tools aarch64-tools
 
 help:
 	@echo 'Try it:'
@@ -70,6 +70,7 @@ help:
 	@echo '  make conformance    what each mode does on each kernel, into docs/conformance.md'
 	@echo '  make reliability    what each failure stops, into docs/reliability.md'
 	@echo '  make bench          measurements, into docs/benchmarks.md (an hour)'
+	@echo '  make compare        a kube-proxy next to Tripod, as a table: make compare KUBE_PROXY=PATH SIZES="1000 5000"'
 	@echo '  make acceptance     the measuring tests, at full size (release build)'
 	@echo '  make instructions   the instructions of the pure parts, into benches/instructions.csv'
 	@echo '  make soak           changes under traffic for an hour in each mode; shorter: make soak SOAK=600'
@@ -189,6 +190,14 @@ bench: test-tools
 	$(CARGO) bench --bench cluster
 	$(CARGO) bench --bench iptables
 	$(CARGO) bench --bench nftables
+
+# Runs any kube-proxy next to Tripod: nothing of it is built or kept here. SIZES and MODES select what
+# is measured, such as SIZES='1000 20000' MODES='nftables iptables-nft'.
+SIZES ?= 1000 5000
+MODES ?= nftables
+compare:
+	@[ -x '$(KUBE_PROXY)' ] || { echo 'KUBE_PROXY must name a program of kube-proxy, of any version: make compare KUBE_PROXY=/usr/local/bin/kube-proxy' >&2; exit 2; }
+	KUBE_PROXY='$(abspath $(KUBE_PROXY))' $(CARGO) bench --bench cluster -- compare $(MODES) $(SIZES)
 
 # `make test-all` compares with what this records.
 instructions: test-tools

@@ -10,10 +10,11 @@ use crate::{
     },
     guest,
     modes::{MODES, Mode},
+    shapes,
 };
 
 /// A file: its name, its columns, and the number of key columns.
-pub struct File(&'static str, &'static [&'static str]);
+pub struct File(pub &'static str, pub &'static [&'static str]);
 
 impl File {
     /// Returns its name without the ending.
@@ -134,16 +135,22 @@ impl Figures {
     }
 }
 
-const PROGRAMS: [(&str, &str); 2] = [
+pub const PROGRAMS: [(&str, &str); 2] = [
     ("iptables-nft", "--version"),
     ("iptables-legacy", "--version"),
 ];
 
-/// Generates the sections from all files.
-pub fn report() {
-    scale();
-    churn();
-    connecting();
+/// Generates the sections of these parts from their files.
+pub fn report(is_asked: impl Fn(&str) -> bool) {
+    let parts: [(&str, fn()); 4] = [
+        ("scale", scale),
+        ("churn", churn),
+        ("connecting", connecting),
+        ("shapes", shapes::report),
+    ];
+    for (_, write) in parts.iter().filter(|(part, _)| is_asked(part)) {
+        write();
+    }
 }
 
 fn scale() {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::{
     figures::{CHURN, CONNECTING, File, SCALE, csv},
     lab::uml::boot::{Profile, run_with, unavailable},
+    shapes::SHAPES_FILE,
 };
 
 /// Room for the objects of 20,000 Services and their changes, which the API server in the guest
@@ -16,10 +17,11 @@ const LIMIT: Duration = Duration::from_secs(1800);
 /// Set in the guest.
 pub const GUEST: &str = "TRIPOD_BENCH_GUEST";
 
-const FILES: [(&str, &File); 3] = [
+const FILES: [(&str, &File); 4] = [
     ("scale", &SCALE),
     ("churn", &CHURN),
     ("connecting", &CONNECTING),
+    ("shapes", &SHAPES_FILE),
 ];
 
 /// Prints a row if this is the guest. Returns whether it is.
@@ -40,9 +42,10 @@ pub fn measure(arguments: &[String]) {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let program = std::env::var("TRIPOD").unwrap_or(env!("CARGO_BIN_EXE_tripod").into());
     let mut environment = vec![(GUEST, "1"), ("TRIPOD", &*program)];
-    let churn = std::env::var("TRIPOD_BENCH_CHURN").unwrap_or_default();
-    if !churn.is_empty() {
-        environment.push(("TRIPOD_BENCH_CHURN", &churn));
+    let settings = ["TRIPOD_BENCH_CHURN", "TRIPOD_BENCH_LIMIT"];
+    let settings = settings.map(|name| (name, std::env::var(name).unwrap_or_default()));
+    for (name, value) in settings.iter().filter(|(_, value)| !value.is_empty()) {
+        environment.push((name, value));
     }
     let this = std::env::current_exe().expect("the path of this program");
     let outcome = run_with(Profile::Full, MEMORY, &this, &words, &environment, LIMIT);

@@ -1,17 +1,21 @@
 //! Costs of a large cluster: the program itself, as it runs on a node, next to a server that speaks
-//! the API's protocol, in separate network namespaces. Writes sections `scale`, `churn` and
-//! `connecting` of docs/benchmarks.md.
+//! the API's protocol, in separate network namespaces. Writes sections `scale`, `churn`,
+//! `connecting` and `shapes` of docs/benchmarks.md.
 //!
-//! Arguments, each optional: the parts (`scale`, `churn`, `connecting`), the modes
-//! (`nftables`, `iptables-nft`, `iptables-legacy`, `local`, `redirect`, `ipvs`) and the
-//! numbers of Services. `report` measures nothing and writes the sections from the existing
-//! figures. `intervals` instead measures the cost of the shortest time between two syncs.
+//! Arguments, each optional: the parts (`scale`, `churn`, `connecting`, `shapes`), the modes
+//! (`nftables`, `iptables-nft`, `iptables-legacy`, `local`, `redirect`, `ipvs`), the
+//! numbers of Services, and the shapes, such as `44125x2`. Other shapes than those of the document
+//! are only printed. `report` measures nothing and writes the sections from the existing
+//! figures. `intervals` instead measures the cost of the shortest time between two syncs, and
+//! `compare` runs the program that `KUBE_PROXY` names next to Tripod, in nftables mode unless modes
+//! are named.
 
 mod churn;
 // Shared with the tests, which use more of it.
 #[allow(dead_code)]
 #[path = "../../tests/api/cluster.rs"]
 mod cluster;
+mod compare;
 mod connecting;
 #[allow(dead_code)]
 #[path = "../document/mod.rs"]
@@ -35,6 +39,7 @@ mod node;
 #[allow(dead_code)]
 #[path = "../../tests/api/objects.rs"]
 mod objects;
+mod prober;
 mod process;
 #[path = "../../tests/api/query.rs"]
 mod query;
@@ -45,6 +50,7 @@ mod scale;
 #[allow(dead_code)]
 #[path = "../../tests/api/server.rs"]
 mod server;
+mod shapes;
 #[path = "../../tests/api/single.rs"]
 mod single;
 #[allow(dead_code)]
@@ -67,6 +73,7 @@ use self::{
     node::in_namespace,
     process::Tripod,
     server::Server,
+    shapes::Shape,
     tcp_server::TcpServer,
     tls::Authority,
 };
@@ -74,7 +81,7 @@ use self::{
 /// Set in the process that runs inside the namespaces.
 const INSIDE: &str = "TRIPOD_BENCH_INSIDE";
 
-const PARTS: [&str; 3] = ["scale", "churn", "connecting"];
+const PARTS: [&str; 4] = ["scale", "churn", "connecting", "shapes"];
 /// Numbers of Services for the scale, and those with a minute of changes.
 const SIZES: [u32; 5] = [10, 100, 1000, 5000, 20_000];
 const STORMS: [u32; 3] = [1000, 5000, 20_000];
@@ -106,13 +113,42 @@ fn main() -> ExitCode {
             .expect("it is measured");
         return ExitCode::SUCCESS;
     }
+    if asked.names("compare") {
+        return compare(&asked);
+    }
     if !asked.names("report") {
         for mode in MODES.iter().filter(|mode| asked.mode(mode.name)) {
             measure(mode, &asked);
         }
     }
     if std::env::var_os(GUEST).is_none() {
-        figures::report();
+        figures::report(|part| asked.part(part));
+    }
+    ExitCode::SUCCESS
+}
+
+/// Compares with another program.
+fn compare(asked: &Asked) -> ExitCode {
+    let kube_proxy = match compare::kube_proxy() {
+        Ok(path) => path,
+        Err(remedy) => {
+            eprintln!("{remedy}");
+            return ExitCode::from(2);
+        }
+    };
+    let given = asked.sizes();
+    let mut sizes: Vec<u32> = given.iter().filter_map(|word| word.parse().ok()).collect();
+    if sizes.is_empty() {
+        sizes.extend(compare::SIZES);
+    }
+    // kube-proxy has no userspace mode, and no guest is started for this.
+    let modes = MODES.iter().filter(|mode| asked.names(mode.name));
+    let mut modes: Vec<&'static Mode> = modes.collect();
+    if modes.is_empty() {
+        modes.push(&MODES[0]);
+    }
+    for mode in modes {
+        compare::measure(mode, &sizes, &kube_proxy);
     }
     ExitCode::SUCCESS
 }
@@ -148,6 +184,20 @@ impl Asked {
         self.wants(&services.to_string(), is_size)
     }
 
+    /// The shapes to measure: those that are given, or all of the document.
+    fn shapes(&self) -> Vec<Shape> {
+        let given: Vec<_> = self
+            .0
+            .iter()
+            .filter_map(|word| Shape::parse(word))
+            .collect();
+        if given.is_empty() {
+            shapes::shapes().collect()
+        } else {
+            given
+        }
+    }
+
     fn sizes(&self) -> Vec<String> {
         let words = self.0.iter().filter(|word| is_size(word));
         words.cloned().collect()
@@ -165,7 +215,13 @@ fn measure(mode: &'static Mode, asked: &Asked) {
         for part in PARTS.into_iter().filter(|part| asked.part(part)) {
             let mut words = asked.sizes();
             words.extend([part, IPVS].map(str::to_owned));
-            guest::measure(&words);
+            if part == "shapes" {
+                for shape in asked.shapes() {
+                    guest::measure(&[part.to_owned(), IPVS.to_owned(), shape.to_string()]);
+                }
+            } else {
+                guest::measure(&words);
+            }
         }
         return;
     }
@@ -184,6 +240,11 @@ fn measure(mode: &'static Mode, asked: &Asked) {
     if asked.part("connecting") {
         println!("{}, connections", mode.title);
         connecting::measure(mode, |services| asked.size(services));
+    }
+    if asked.part("shapes") {
+        for shape in asked.shapes() {
+            shapes::measure(mode, shape);
+        }
     }
 }
 

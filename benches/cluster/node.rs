@@ -69,13 +69,18 @@ pub struct Answer {
 
 /// Calls the Service at `ip`, or an endpoint itself, once.
 pub fn call(ip: Ipv4Addr) -> Option<Answer> {
+    call_within(ip, PATIENCE)
+}
+
+/// Does the same with another limit for the connection, and for the answer.
+pub fn call_within(ip: Ipv4Addr, patience: Duration) -> Option<Answer> {
     let port = if BACKENDS.contains(&ip) { TARGET } else { PORT };
     let begun = Instant::now();
     let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).ok()?;
     socket.set_linger(Some(Duration::ZERO)).ok()?;
     let to = SocketAddr::from((ip, port));
-    socket.connect_timeout(&to.into(), PATIENCE).ok()?;
-    socket.set_read_timeout(Some(PATIENCE)).ok()?;
+    socket.connect_timeout(&to.into(), patience).ok()?;
+    socket.set_read_timeout(Some(patience)).ok()?;
     let mut byte = [0];
     TcpStream::from(socket).read_exact(&mut byte).ok()?;
     let backend = BACKENDS.into_iter().find(|b| b.octets()[3] == byte[0])?;

@@ -5,18 +5,24 @@ use std::{
     io::{Read, Write},
     net::TcpStream,
     os::unix::process::CommandExt,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
-use nix::libc;
+use nix::{
+    libc,
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 
 use crate::modes::NO_PERIODIC_SYNC;
 
 /// Longer than any step takes unless it hangs.
 const DEADLINE: Duration = Duration::from_secs(300);
 const METRICS: &str = "127.0.0.1:10249";
+/// The metric with the time of the last sync, which kube-proxy has as well.
+const LAST_SYNC: &str = "kubeproxy_sync_proxy_rules_last_timestamp_seconds";
 
 /// A running `tripod`; killed when dropped.
 pub struct Tripod(Child);
@@ -41,18 +47,41 @@ impl Busy {
 }
 
 impl Tripod {
-    /// Starts the program built with this benchmark, or that which `TRIPOD` names, as the node of
-    /// the objects.
+    /// Starts Tripod as the node of the objects.
     pub fn start(flags: &[&str], source: [&str; 2]) -> Tripod {
-        let program = std::env::var_os("TRIPOD").unwrap_or(env!("CARGO_BIN_EXE_tripod").into());
         // A separate /run: several run at the same time, each in a network namespace.
         let alone = "mount -t tmpfs tmpfs /run && exec \"$@\"";
-        let child = Command::new("unshare")
+        let mut command = Command::new("unshare");
+        command
             .args(["-m", "sh", "-c", alone, "sh"])
-            .arg(program)
+            .arg(program())
             .args(flags)
             .args(NO_PERIODIC_SYNC)
-            .args(source)
+            .args(source);
+        Tripod::spawn(command)
+    }
+
+    /// Starts Tripod with the objects of a folder and the /run of this process, in which it finds
+    /// the one before it.
+    pub fn next(flags: &[&str], folder: &Path) -> Tripod {
+        let mut command = Command::new(program());
+        command
+            .args(flags)
+            .args(NO_PERIODIC_SYNC)
+            .arg("--manifests")
+            .arg(folder);
+        Tripod::spawn(command)
+    }
+
+    /// Starts any program that understands the flags of kube-proxy.
+    pub fn other(program: &Path, flags: &[&str], kubeconfig: &Path) -> Tripod {
+        let mut command = Command::new(program);
+        command.args(flags).arg("--kubeconfig").arg(kubeconfig);
+        Tripod::spawn(command)
+    }
+
+    fn spawn(mut command: Command) -> Tripod {
+        let child = command
             .args([
                 "--hostname-override=node-a",
                 "--metrics-bind-address",
@@ -65,7 +94,63 @@ impl Tripod {
             })
             .process_group(0)
             .spawn();
-        Tripod(child.expect("tripod starts"))
+        match child {
+            Ok(child) => Tripod(child),
+            Err(error) => panic!("cannot run {:?}: {error}", command.get_program()),
+        }
+    }
+
+    /// Whether it has synced these IP families.
+    pub fn has_synced(&self, families: &[&str]) -> bool {
+        let metrics = read_metrics().unwrap_or_default();
+        families.iter().all(|family| {
+            let mut lines = metrics
+                .lines()
+                .filter_map(|line| line.strip_prefix(LAST_SYNC));
+            // Old versions of kube-proxy count both families together.
+            lines.any(|line| match line.rsplit_once(' ') {
+                Some((labels, value)) => {
+                    let is_meant = labels.is_empty() || labels.contains(family);
+                    is_meant && value.parse::<f64>().is_ok_and(|time| time > 0.0)
+                }
+                None => false,
+            })
+        })
+    }
+
+    /// Whether it is the process that answers at the metrics address: one that takes over from
+    /// another process answers there when it serves.
+    pub fn answers_metrics(&self, predecessor: f64) -> bool {
+        self.started().is_some_and(|started| started != predecessor)
+    }
+
+    /// When the process that answers at the metrics address started.
+    pub fn started(&self) -> Option<f64> {
+        self.metric("process_start_time_seconds")
+    }
+
+    /// Whether it has exited.
+    pub fn has_ended(&mut self) -> bool {
+        matches!(self.0.try_wait(), Ok(Some(_)))
+    }
+
+    /// Asks it to end.
+    pub fn terminate(&self) {
+        let pid = Pid::from_raw(i32::try_from(self.0.id()).expect("process ids are positive"));
+        kill(pid, Signal::SIGTERM).expect("a signal to a child");
+    }
+
+    /// Asks it to end, and waits until it has.
+    pub fn end(mut self) {
+        self.terminate();
+        let begun = Instant::now();
+        while !self.has_ended() {
+            assert!(
+                begun.elapsed() < DEADLINE,
+                "the process ignores SIGTERM for {DEADLINE:?}"
+            );
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Starts it as a client of the API server that this file names.
@@ -96,11 +181,7 @@ impl Tripod {
 
     /// Reads a metric by its name with its labels.
     pub fn metric(&self, name: &str) -> Option<f64> {
-        let mut stream = TcpStream::connect(METRICS).ok()?;
-        let request = "GET /metrics HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n";
-        stream.write_all(request.as_bytes()).ok()?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).ok()?;
+        let answer = read_metrics()?;
         let mut lines = answer.lines();
         lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
     }
@@ -156,6 +237,22 @@ impl Tripod {
     fn read(&self, file: &str) -> String {
         fs::read_to_string(format!("/proc/{}/{file}", self.0.id())).unwrap_or_default()
     }
+}
+
+/// The program built with this benchmark, or the one that `TRIPOD` names.
+pub fn program() -> PathBuf {
+    let given = std::env::var_os("TRIPOD");
+    given.unwrap_or(env!("CARGO_BIN_EXE_tripod").into()).into()
+}
+
+/// Version 1.0, because kube-proxy sends answers of 1.1 in chunks.
+fn read_metrics() -> Option<String> {
+    let mut stream = TcpStream::connect(METRICS).ok()?;
+    let request = "GET /metrics HTTP/1.0\r\nHost: bench\r\n\r\n";
+    stream.write_all(request.as_bytes()).ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    Some(answer)
 }
 
 impl Drop for Tripod {

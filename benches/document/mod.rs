@@ -25,7 +25,14 @@ const PAGES: [Page; 2] = [
     Page {
         file: "benchmarks.md",
         title: "Benchmarks",
-        sections: &["data-path", "scale", "churn", "connecting", "iptables"],
+        sections: &[
+            "data-path",
+            "scale",
+            "churn",
+            "connecting",
+            "iptables",
+            "shapes",
+        ],
     },
     Page {
         file: "development/performance.md",
