@@ -44,7 +44,7 @@ impl Written {
 
 /// All tables with their numbers, as `nft` lists them.
 fn tables() -> String {
-    let listed = Command::new("nft").args(["-a", "list", "tables"]).output();
+    let listed = Command::new("nft").args(["-j", "list", "tables"]).output();
     listed.map_or_else(
         |_| String::new(),
         |output| String::from_utf8_lossy(&output.stdout).into_owned(),
