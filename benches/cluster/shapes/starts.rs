@@ -111,6 +111,8 @@ fn restart(
     let serves = || new.answers_metrics(predecessor) && new.has_synced(families(shape));
     let took = wait_for(begun, serves);
     if let Some(old) = old {
+        // As a DaemonSet does when the pod that replaces it is ready.
+        old.terminate();
         wait_for(begun, || old.has_ended());
     }
     let waits = calls.stop();
