@@ -35,8 +35,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ),
     noticed(
         DIFF,
-        "            batch.transaction.delete_set(&map.set());",
-        "            let _ = map;",
+        "            batch.transaction.delete_set(&set);",
+        "            let _ = set;",
         "maps of clients stay that no ServicePort has",
     ),
     noticed(
