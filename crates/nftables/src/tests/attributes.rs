@@ -163,6 +163,6 @@ fn expressions_are_read_as_they_were_sent() {
         }
         assert!(sent.next().is_none());
         // The example has every kind there is.
-        assert_eq!(kinds.len(), 19, "{kinds:?}");
+        assert_eq!(kinds.len(), 21, "{kinds:?}");
     }
 }
