@@ -19,6 +19,7 @@ pub fn figure(value: Option<f64>) -> String {
         return String::new();
     };
     match value.abs() {
+        0.0 => "0".to_owned(),
         100.0.. => format!("{value:.0}"),
         10.0.. => format!("{value:.1}"),
         1.0.. => format!("{value:.2}"),
