@@ -7,6 +7,7 @@ use std::{
 };
 
 use crate::{
+    ApiServer,
     figures::decimal,
     large::{BACKENDS, Size},
     modes::Mode,
@@ -16,8 +17,6 @@ use crate::{
     prober::Prober,
     process::{Tripod, program},
     server::Server,
-    tcp_server::TcpServer,
-    tls::Authority,
 };
 
 /// Names the other program.
@@ -112,15 +111,7 @@ pub fn measure(mode: &'static Mode, sizes: &[u32], kube_proxy: &Path) {
 /// The figures of one program, in the namespace of this thread.
 fn of_program(mode: &'static Mode, services: u32, path: &Path) -> Result<[String; 6], String> {
     prepare(mode);
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .map_err(|error| format!("no runtime for the API server: {error}"))?;
-    let server = Server::new();
-    let authority = Authority::new();
-    let opened = TcpServer::open(server.clone(), "compare", &authority, false);
-    let tcp = runtime.block_on(opened);
+    let ApiServer { server, tcp, .. } = &ApiServer::open("compare");
     let size = Size::new(services);
     server.change(|cluster| {
         cluster.put(node("node-a", "zone-1"));
@@ -140,7 +131,7 @@ fn of_program(mode: &'static Mode, services: u32, path: &Path) -> Result<[String
         process.has_synced(&["IPv4"]) && is_served()
     })?;
     let first = begun.elapsed();
-    let took = changes(&server, &size)?;
+    let took = changes(server, &size)?;
     let (peak, busy) = (process.memory()[1], process.busy());
     let failed = restart(&size, process, start)?;
     let ms = |percent| part(&took, percent).map_or_else(String::new, |ms| decimal(ms, 1));

@@ -259,27 +259,47 @@ fn prepare(mode: &Mode) {
     }
 }
 
+/// An API server on this machine.
+struct ApiServer {
+    server: Server,
+    tcp: TcpServer,
+    /// Serves for as long as it is there: fields are dropped in their order.
+    _runtime: tokio::runtime::Runtime,
+}
+
+impl ApiServer {
+    /// Starts one without objects; its files have `name` in theirs.
+    fn open(name: &str) -> ApiServer {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let server = Server::new();
+        let authority = Authority::new();
+        let opened = TcpServer::open(server.clone(), name, &authority, false);
+        let tcp = runtime.block_on(opened);
+        ApiServer {
+            server,
+            tcp,
+            _runtime: runtime,
+        }
+    }
+}
+
 fn with_server(mode: &'static Mode, size: Size, scale: bool, storm: bool) {
     prepare(mode);
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .expect("a runtime");
-    let server = Server::new();
-    let authority = Authority::new();
-    let opened = TcpServer::open(server.clone(), "bench", &authority, false);
-    let tcp = runtime.block_on(opened);
+    let ApiServer { server, tcp, .. } = &ApiServer::open("bench");
     server.change(|cluster| size.fill(cluster));
     let begun = Instant::now();
     let tripod = Tripod::of_cluster(mode.flags, &tcp.file("kubeconfig"));
     if scale {
-        scale::measure(mode.name, &size, &server, &tripod, begun);
+        scale::measure(mode.name, &size, server, &tripod, begun);
     } else {
         tripod.reaches_missing(1.0);
     }
     if storm {
-        churn::measure(mode.name, &size, &server, &tripod);
+        churn::measure(mode.name, &size, server, &tripod);
     }
 }
 

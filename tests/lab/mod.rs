@@ -18,6 +18,7 @@ mod checks;
 mod container;
 mod host;
 mod installed;
+mod limits;
 mod manifests;
 mod memory;
 mod netlink;
@@ -41,6 +42,7 @@ pub use call::{
 pub use container::{in_container, init_container};
 pub use host::Host;
 pub use installed::{is_installed, path_with_tools};
+pub use limits::{limited, own_address, remark_on_limits};
 pub use manifests::{BACKEND_PORT, EndpointChoice, Service};
 pub use memory::{CgroupVersion, MemoryCgroup};
 pub use netlink::Netlink;

@@ -10,8 +10,8 @@ use serde_json::json;
 
 use super::start_with;
 use crate::lab::{
-    EndpointChoice, Lab, Service, Tripod, ask, eventually, get, say, tcp_from, tripod_binary,
-    udp_from, udp_say,
+    EndpointChoice, Lab, Service, Tripod, ask, eventually, limited, own_address, remark_on_limits,
+    say, tcp_from, udp_from, udp_say,
 };
 
 const OF_SERVICE: &str = "tripod.proxy/max-connections";
@@ -19,11 +19,6 @@ const OF_CLIENT: &str = "tripod.proxy/max-connections-per-client";
 
 /// Time within which the kernel notices that a connection has ended, and Tripod a change.
 const SOON: Duration = Duration::from_secs(20);
-
-/// The client's configured address: otherwise it might choose another one for IPv6.
-fn own(lab: &Lab, to: SocketAddr) -> SocketAddr {
-    SocketAddr::new(lab.client.addresses[usize::from(to.is_ipv6())], 0)
-}
 
 /// Opens a connection and gets an answer on it.
 fn answered(lab: &Lab, from: SocketAddr, to: SocketAddr) -> std::io::Result<TcpStream> {
@@ -39,26 +34,6 @@ fn asked_over_udp(lab: &Lab, from: SocketAddr, to: SocketAddr) -> std::io::Resul
 fn refused<T>(result: std::io::Result<T>, kind: ErrorKind) {
     let error = result.map(drop).expect_err("it is too many");
     assert_eq!(error.kind(), kind, "{error}");
-}
-
-/// How often a limit of a Service refused a connection, according to metrics.
-fn limited(lab: &Lab, service: &str, limit: &str) -> f64 {
-    let metrics = get(&lab.node, ([127, 0, 0, 1], 10249).into(), "/metrics").expect("metrics");
-    let labels = format!(r#"{{limit="{limit}",namespace="default",service="{service}"}} "#);
-    let series = format!("tripod_service_limited_total{labels}");
-    let mut lines = metrics.lines();
-    let value = lines.find_map(|line| line.strip_prefix(&series)?.parse().ok());
-    value.unwrap_or_else(|| panic!("no {series} in:\n{metrics}"))
-}
-
-/// The report of `tripod services` about connections that a limit refused.
-fn remark(lab: &Lab, service: &str) -> String {
-    let mut command = lab.node.command(tripod_binary());
-    let output = command.args(["services", service]).output();
-    let text = String::from_utf8(output.expect("it runs").stdout).expect("text");
-    let mut lines = text.lines();
-    let line = lines.find(|line| line.contains("kept out"));
-    line.unwrap_or_default().to_owned()
 }
 
 fn again(what: &str, mut works: impl FnMut() -> Result<(), Error>) {
@@ -80,13 +55,13 @@ fn a_service_has_as_many_connections_as_it_may() {
         for family in [0, 1] {
             let node_port = SocketAddr::new(lab.node.addresses[family], web.node_port());
             let to = [web.cluster()[family], web.external()[family], node_port];
-            let open = |to: SocketAddr| answered(lab, own(lab, to), to);
+            let open = |to: SocketAddr| answered(lab, own_address(lab, to), to);
             let mut kept: Vec<_> = (0..5).map(|at| open(to[at % 3]).expect("room")).collect();
             for to in to {
                 refused(open(to), ErrorKind::ConnectionRefused);
             }
             refused(
-                asked_over_udp(lab, own(lab, to[0]), to[0]),
+                asked_over_udp(lab, own_address(lab, to[0]), to[0]),
                 ErrorKind::WouldBlock,
             );
             // Other calls of the same client, and connections that are open.
@@ -108,13 +83,13 @@ fn a_service_has_as_many_connections_as_it_may() {
             refused(open(to[2]), ErrorKind::ConnectionRefused);
             drop(kept);
             again("UDP is served", || {
-                asked_over_udp(lab, own(lab, to[0]), to[0]).map(drop)
+                asked_over_udp(lab, own_address(lab, to[0]), to[0]).map(drop)
             });
             lab.publish_all(&web);
         }
         assert!(limited(lab, "web", "service") >= 12.0);
         assert_eq!(limited(lab, "web", "client"), 0.0);
-        let remark = remark(lab, "default/web");
+        let remark = remark_on_limits(lab, "default/web");
         assert!(
             remark.contains("because its Service reached its connection limit"),
             "{remark}"
@@ -131,10 +106,13 @@ fn a_client_has_as_many_connections_as_it_may() {
         let tripod = start_with(lab, &["--service-metrics=default"]);
         for to in web.cluster() {
             let other = lab.another_source(to.ip(), 1);
-            let open = || answered(lab, own(lab, to), to);
+            let open = || answered(lab, own_address(lab, to), to);
             let mut kept: Vec<_> = (0..3).map(|_| open().expect("room")).collect();
             refused(open(), ErrorKind::ConnectionRefused);
-            refused(asked_over_udp(lab, own(lab, to), to), ErrorKind::WouldBlock);
+            refused(
+                asked_over_udp(lab, own_address(lab, to), to),
+                ErrorKind::WouldBlock,
+            );
             answered(lab, other, to).expect("an answer to another client");
             asked_over_udp(lab, other, to).expect("an answer to another client");
             kept.pop();
@@ -172,7 +150,7 @@ fn a_node_port_is_no_other_services_port() {
         for family in [0, 1] {
             let [web, beside] = [&web, &beside].map(|service| service.cluster()[family]);
             let beside = SocketAddr::new(beside.ip(), port);
-            let own = own(lab, web);
+            let own = own_address(lab, web);
             let kept: Vec<_> = (0..3)
                 .map(|_| answered(lab, own, beside).expect("an answer"))
                 .collect();
@@ -186,7 +164,7 @@ fn a_node_port_is_no_other_services_port() {
 
 fn another_limit_applies_to_clients_that_are_there(lab: &Lab, web: &Service, tripod: &Tripod) {
     let to = web.cluster()[0];
-    let open = || answered(lab, own(lab, to), to);
+    let open = || answered(lab, own_address(lab, to), to);
     let kept: Vec<_> = std::iter::from_fn(|| open().ok()).collect();
     lab.publish_all(&web.clone().annotated(OF_CLIENT, "100"));
     again("the limit is another one", || open().map(drop));

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use super::{SOON, succession::Stop};
 use crate::lab::{
-    Lab, Service, Tripod, ask, bind_new, eventually, get, say, tcp, tcp_from, tripod_binary,
-    udp_ask, udp_from, udp_say,
+    Lab, Service, Tripod, ask, bind_new, eventually, limited, own_address, remark_on_limits, say,
+    tcp, tcp_from, udp_ask, udp_from, udp_say,
 };
 
 on_each_capture!(
@@ -43,38 +43,13 @@ fn grows(lab: &Lab, tripod: &Tripod, name: &str, before: f64) -> f64 {
     last
 }
 
-/// How often a limit of a Service kept something out, according to metrics.
-fn limited(lab: &Lab, service: &str, limit: &str) -> f64 {
-    let metrics = get(&lab.node, ([127, 0, 0, 1], 10249).into(), "/metrics").expect("metrics");
-    let labels = format!(r#"{{limit="{limit}",namespace="default",service="{service}"}} "#);
-    let series = format!("tripod_service_limited_total{labels}");
-    let mut lines = metrics.lines();
-    let value = lines.find_map(|line| line.strip_prefix(&series)?.parse().ok());
-    value.unwrap_or_else(|| panic!("no {series} in:\n{metrics}"))
-}
-
-/// The report of `tripod services` about clients that limits of a Service kept out.
-fn remark(lab: &Lab, service: &str) -> String {
-    let mut command = lab.node.command(tripod_binary());
-    let output = command.args(["services", service]).output();
-    let text = String::from_utf8(output.expect("it runs").stdout).expect("text");
-    let mut lines = text.lines();
-    let line = lines.find(|line| line.contains("kept out"));
-    line.unwrap_or_default().to_owned()
-}
-
-/// The client's configured address: otherwise it might choose another one for IPv6.
-fn own(lab: &Lab, to: SocketAddr) -> SocketAddr {
-    SocketAddr::new(lab.client.addresses[usize::from(to.is_ipv6())], 0)
-}
-
 fn ask_from(lab: &Lab, from: SocketAddr, to: SocketAddr) -> std::io::Result<String> {
     say(&mut tcp_from(&lab.client, from, to)?, "name")
 }
 
 /// Opens a connection, gets an answer on it, and keeps it open.
 fn answered(lab: &Lab, to: SocketAddr) -> TcpStream {
-    let mut stream = tcp_from(&lab.client, own(lab, to), to).expect("a connection");
+    let mut stream = tcp_from(&lab.client, own_address(lab, to), to).expect("a connection");
     say(&mut stream, "name").expect("an answer");
     stream
 }
@@ -87,7 +62,7 @@ fn a_flood_of_connections_leaves_room_to_other_clients(lab: &mut Lab) {
     for to in web.cluster() {
         let other = lab.another_source(to.ip(), 1);
         let flood: Vec<_> = (0..FEW)
-            .map(|_| tcp_from(&lab.client, own(lab, to), to))
+            .map(|_| tcp_from(&lab.client, own_address(lab, to), to))
             .collect();
         limited = grows(lab, &tripod, CLIENT_LIMITED, limited);
         for call in 0..20 {
@@ -98,7 +73,7 @@ fn a_flood_of_connections_leaves_room_to_other_clients(lab: &mut Lab) {
         assert!(open > Some(FEW as f64 / 8.0), "{open:?} are open");
         drop(flood);
         eventually("the client is served again", SOON, || {
-            ask_from(lab, own(lab, to), to)
+            ask_from(lab, own_address(lab, to), to)
                 .map(drop)
                 .map_err(|e| e.to_string())
         });
@@ -172,10 +147,10 @@ fn a_service_has_as_many_as_it_may(lab: &mut Lab) {
     assert_eq!(limited(lab, "web", "client"), 0.0);
     assert_eq!(limited(lab, "beside", "service"), 0.0);
     assert!(
-        remark(lab, "default/web")
+        remark_on_limits(lab, "default/web")
             .contains(" times, because its Service reached its connection limit")
     );
-    assert_eq!(remark(lab, "default/beside"), "");
+    assert_eq!(remark_on_limits(lab, "default/beside"), "");
     ask(&lab.client, beside.cluster()[0]).expect("an answer of another Service");
     tripod.logs_once(&["the Service reached its connection limit", "default/web"]);
 
@@ -199,10 +174,10 @@ fn a_client_has_as_many_as_it_may(lab: &mut Lab) {
         let other = lab.another_source(to.ip(), 1);
         let mut open: Vec<_> = (0..3).map(|_| answered(lab, to)).collect();
         for _ in 0..3 {
-            assert!(ask_from(lab, own(lab, to), to).is_err(), "{to}");
+            assert!(ask_from(lab, own_address(lab, to), to).is_err(), "{to}");
         }
         assert!(
-            udp_from(&lab.client, own(lab, to), to)
+            udp_from(&lab.client, own_address(lab, to), to)
                 .and_then(|socket| udp_say(&socket, "name"))
                 .is_err(),
             "{to}"
@@ -212,7 +187,7 @@ fn a_client_has_as_many_as_it_may(lab: &mut Lab) {
         udp_say(&socket, "name").expect("an answer to another client");
         open.pop();
         eventually("there is room for one", SOON, || {
-            ask_from(lab, own(lab, to), to)
+            ask_from(lab, own_address(lab, to), to)
                 .map(drop)
                 .map_err(|e| e.to_string())
         });
@@ -222,7 +197,7 @@ fn a_client_has_as_many_as_it_may(lab: &mut Lab) {
     let all = tripod.metric(&lab.node, CLIENT_LIMITED);
     assert_eq!(Some(limited(lab, "web", "client")), all);
     assert!(
-        remark(lab, "default/web")
+        remark_on_limits(lab, "default/web")
             .contains(" times, because a client reached its connection limit")
     );
     eventually(
@@ -238,7 +213,7 @@ fn a_client_has_as_many_as_it_may(lab: &mut Lab) {
     let _open: Vec<_> = (0..3).map(|_| answered(lab, to)).collect();
     lab.publish_all(&web.annotated(OF_CLIENT, "4"));
     eventually("the limit is another one", SOON, || {
-        ask_from(lab, own(lab, to), to)
+        ask_from(lab, own_address(lab, to), to)
             .map(drop)
             .map_err(|e| e.to_string())
     });

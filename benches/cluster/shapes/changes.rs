@@ -19,6 +19,7 @@ use super::{
     starts::{families, wait_for},
 };
 use crate::{
+    ApiServer,
     figures::decimal,
     large::BACKENDS,
     modes::Mode,
@@ -26,8 +27,6 @@ use crate::{
     prober::Pair,
     process::Tripod,
     server::Server,
-    tcp_server::TcpServer,
-    tls::Authority,
 };
 
 /// Number of single changes.
@@ -45,15 +44,7 @@ const FIRST_OF_STORM: u32 = 1000;
 
 /// Measures in the namespace of this thread.
 pub fn measure(mode: &Mode, shape: Shape, row: &mut Row) {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .expect("a runtime");
-    let server = Server::new();
-    let authority = Authority::new();
-    let opened = TcpServer::open(server.clone(), "shapes", &authority, false);
-    let tcp = runtime.block_on(opened);
+    let ApiServer { server, tcp, .. } = &ApiServer::open("shapes");
     server.change(|cluster| {
         called()
             .into_iter()

@@ -9,14 +9,12 @@
 use std::{sync::Arc, time::Duration};
 
 use net::Family;
-use nftables::{
-    Chain, ChainType, Comment, Data, Dynset, Field, Hook, Rule, Set, Statement, Type, Verdict,
-};
+use nftables::{Chain, Comment, Data, Dynset, Field, Hook, Rule, Set, Statement, Type, Verdict};
 
 use super::{
     Options, Sets,
     frontend::Role,
-    matches::{Side, begins_translated, by_service_port, is_local, is_nodes_own},
+    matches::{Side, by_service_port, hook_of_translated, is_local, is_nodes_own},
     names, sets,
     slots::Endpoints,
 };
@@ -121,14 +119,7 @@ pub(super) fn by_caller(
 pub(super) fn hooks(family: Family, sets: &Sets) -> Vec<(Chain, Vec<Rule>)> {
     let rules = by_service_port(Role::Affinity, family, sets);
     let [remember, prerouting, output] = SHARED;
-    let hook = |name, hook| {
-        let jump = Statement::Verdict(Verdict::Jump(remember.into()));
-        let chain = Chain::base(name, ChainType::Filter, hook, AFTER_DNAT);
-        (
-            chain,
-            vec![Rule::new(begins_translated().into_iter().chain([jump]))],
-        )
-    };
+    let hook = |name, hook| hook_of_translated(name, hook, AFTER_DNAT, remember);
     vec![
         (Chain::new(remember), rules),
         hook(prerouting, Hook::Prerouting),

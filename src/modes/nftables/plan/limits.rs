@@ -10,14 +10,12 @@
 use std::num::NonZeroU32;
 
 use net::{Family, Protocol};
-use nftables::{
-    Chain, ChainType, Comment, Field, Hook, Reject, Rule, Set, Statement, Type, Verdict,
-};
+use nftables::{Chain, Comment, Field, Hook, Reject, Rule, Set, Statement, Type, Verdict};
 
 use super::{
     Features, Options, Sets,
     frontend::Role,
-    matches::{begins_translated, by_service_port, of_protocol},
+    matches::{by_service_port, hook_of_translated, of_protocol},
     names, sets,
 };
 use crate::{
@@ -46,9 +44,9 @@ pub const MOST: u32 = 10_000;
 /// The limits of a Service, in one IP family.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Limits {
-    /// The Service.
+    /// The Service whose connections are counted.
     pub service: ServiceName,
-    /// The family.
+    /// IP family of these connections.
     pub family: Family,
     /// Maximum number of connections.
     of_service: Option<NonZeroU32>,
@@ -136,14 +134,7 @@ impl Limits {
 /// Returns the chains that all Services with limits share.
 pub(super) fn shared(options: &Options, sets: &Sets) -> Vec<(Chain, Vec<Rule>)> {
     let [over_limit, limit, input, forward, output] = SHARED;
-    let hook = |name, hook| {
-        let chain = Chain::base(name, ChainType::Filter, hook, AFTER_POLICIES);
-        let jump = Statement::Verdict(Verdict::Jump(limit.into()));
-        (
-            chain,
-            vec![Rule::new(begins_translated().into_iter().chain([jump]))],
-        )
-    };
+    let hook = |name, hook| hook_of_translated(name, hook, AFTER_POLICIES, limit);
     vec![
         (Chain::new(over_limit), refusal(options)),
         (

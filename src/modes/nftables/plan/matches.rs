@@ -1,7 +1,9 @@
 //! Matches of rules.
 
 use net::{Family, Protocol};
-use nftables::{Ct, Direction, Fib, Field, Meta, Rule, Statement, Test, Value};
+use nftables::{
+    Chain, ChainType, Ct, Direction, Fib, Field, Hook, Meta, Rule, Statement, Test, Value, Verdict,
+};
 
 use super::{
     Options, Sets,
@@ -81,7 +83,7 @@ fn local(detect: &DetectLocal, family: Family) -> Option<(Field, Test)> {
 /// Matches the first packet of a connection whose destination was translated. A packet that is
 /// repeated for lack of an answer is new, too, and follows the first one, whose endpoint may have
 /// left the Service since; the entry of the first one is confirmed by then (`nf_conntrack_confirm`).
-pub(super) fn begins_translated() -> [Statement; 2] {
+fn begins_translated() -> [Statement; 2] {
     let status = Field::Masked(
         Box::new(Field::Ct(Ct::Status, None)),
         STATUS_DNAT | STATUS_CONFIRMED,
@@ -90,6 +92,22 @@ pub(super) fn begins_translated() -> [Statement; 2] {
         Statement::Match(Field::Ct(Ct::State, None), Test::Any(STATE_NEW)),
         Statement::Match(status, Test::Is(Value::Number(STATUS_DNAT).octets())),
     ]
+}
+
+/// Returns a chain that sends the first packet of each connection whose destination was translated to
+/// the chain `to`.
+pub(super) fn hook_of_translated(
+    name: &str,
+    hook: Hook,
+    priority: i32,
+    to: &str,
+) -> (Chain, Vec<Rule>) {
+    let jump = Statement::Verdict(Verdict::Jump(to.into()));
+    let chain = Chain::base(name, ChainType::Filter, hook, priority);
+    (
+        chain,
+        vec![Rule::new(begins_translated().into_iter().chain([jump]))],
+    )
 }
 
 /// Matches packets whose destination was not translated.
