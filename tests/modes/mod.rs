@@ -15,6 +15,7 @@ mod links;
 mod migrate;
 mod none_ready;
 pub mod probe;
+mod refusals;
 mod sctp;
 mod slow_start;
 mod stale_state;

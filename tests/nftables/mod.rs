@@ -7,7 +7,6 @@ mod limits;
 mod localhost;
 mod order;
 mod programs;
-mod refusals;
 mod repair;
 
 use std::process::Command;

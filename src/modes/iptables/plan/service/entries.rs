@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use net::Protocol;
 use xtables::{
     extension::Extension,
-    rule::{Match, Rule, Table, Target},
+    rule::{CtState, Match, Negatable, Rule, Table, Target},
 };
 
 use super::Plan;
@@ -62,8 +62,13 @@ impl Plan<'_> {
             self.enter(Table::Nat, names::SERVICES, key, rule);
         }
         if !self.has_endpoints(self.port.external_traffic_policy) {
-            let rule = self.refuse(self.to_service(ip, self.without()));
-            self.enter(Table::Filter, names::EXTERNAL_SERVICES, key, rule);
+            let rule = self.untranslated(self.to_service(ip, self.without()));
+            self.enter(
+                Table::Filter,
+                names::EXTERNAL_SERVICES,
+                key,
+                self.refuse(rule),
+            );
         }
     }
 
@@ -131,6 +136,15 @@ impl Plan<'_> {
         } else {
             "has no endpoints"
         }
+    }
+
+    /// The table `filter` sees packets after their translation: an external IP may also be the
+    /// address of another Service's endpoint, whose clients did not call this Service.
+    fn untranslated(&self, rule: Rule) -> Rule {
+        if !self.options.features.contains(Extension::Conntrack) {
+            return rule;
+        }
+        rule.with(Match::ConnectionState(Negatable::IsNot(&[CtState::Dnat])))
     }
 
     /// Only a Service that no client could reach is refused: where other nodes
