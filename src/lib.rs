@@ -27,6 +27,7 @@ pub mod migrate;
 pub mod modes;
 mod native_histograms;
 pub mod node;
+pub mod reset;
 pub mod runner;
 pub mod sched;
 pub mod serve;

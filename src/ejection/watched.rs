@@ -127,8 +127,6 @@ impl Watched {
 impl WatchedPort {
     fn of(port: &ServicePort) -> WatchedPort {
         let endpoints = &port.endpoints;
-        let ejected = endpoints.ejected.iter();
-        let ejected = ejected.filter_map(|at| endpoints.all.get(*at as usize));
         WatchedPort {
             all: endpoints
                 .all
@@ -136,7 +134,7 @@ impl WatchedPort {
                 .map(|endpoint| endpoint.address)
                 .collect(),
             frontends: port.frontends().collect(),
-            ejected: ejected.map(|endpoint| endpoint.address).collect(),
+            ejected: endpoints.ejected().collect(),
         }
     }
 }

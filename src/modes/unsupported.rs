@@ -109,6 +109,15 @@ impl Reason {
             .map(|_| Reason::new(Preferences::HASH_TABLE_SIZE, why))
     }
 
+    /// Resets, in a mode that does not end connections.
+    pub fn of_reset(preferences: &Preferences) -> Option<Reason> {
+        let why = "IPVS keeps connections to a removed real server, and sends no reset; nftables, \
+                   iptables and userspace mode do";
+        preferences
+            .reset
+            .map(|_| Reason::new(Preferences::RESET, why))
+    }
+
     /// A slow start, where the scheduler of the Service ignores weights.
     pub fn of_slow_start(preferences: &Preferences, scheduler: &str) -> Option<Reason> {
         preferences.slow_start?;

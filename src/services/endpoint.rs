@@ -61,6 +61,15 @@ pub struct Endpoints {
     pub absence: Option<Box<Absence>>,
 }
 
+impl Endpoints {
+    /// The addresses of those that are ejected.
+    pub fn ejected(&self) -> impl Iterator<Item = SocketAddr> {
+        let ejected = self.ejected.iter();
+        let ejected = ejected.filter_map(|at| self.all.get(*at as usize));
+        ejected.map(|endpoint| endpoint.address)
+    }
+}
+
 impl Endpoint {
     /// Returns its share of new connections in proportion to those of the other endpoints; 0: none.
     pub fn share(&self) -> u32 {

@@ -61,6 +61,8 @@ pub struct Preferences {
     /// `tripod.proxy/when-none-ready`: which endpoints are used when none is ready; `None` if not
     /// given or malformed.
     pub when_none_ready: Option<WhenNoneReady>,
+    /// `tripod.proxy/reset`: which connections end with a reset; `None` if not given or malformed.
+    pub reset: Option<Reset>,
     /// Annotations whose values cannot be parsed, each with the reason. They count as not given.
     pub malformed: Vec<(&'static str, String)>,
     /// Why the Service is not served at all its addresses: there are too many; `None` if it is.
@@ -94,6 +96,9 @@ impl Preferences {
     /// Annotation that says which endpoints are used when none is ready.
     pub const WHEN_NONE_READY: &str = "tripod.proxy/when-none-ready";
 
+    /// Annotation that says which connections end with a reset.
+    pub const RESET: &str = "tripod.proxy/reset";
+
     /// The maximum numbers of connections, each with its annotation.
     pub fn limits(&self) -> impl Iterator<Item = (&'static str, NonZeroU32)> {
         let limits = [
@@ -114,6 +119,17 @@ impl Preferences {
 pub enum WhenNoneReady {
     /// Those that were ready last.
     Last,
+}
+
+/// How long an endpoint must be gone before its connections are reset: EndpointSlices change one
+/// after the other, and an endpoint that moves from slice to slice may be in none for a moment.
+pub const SETTLED: Duration = Duration::from_millis(300);
+
+/// Which connections end with a reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reset {
+    /// Those to an endpoint that has left all EndpointSlices, or that is ejected.
+    Gone,
 }
 
 /// How packets get from the node to an endpoint (`ip_vs.h`,
@@ -286,6 +302,10 @@ pub(super) fn preferences(
         when_none_ready: read.value(Preferences::WHEN_NONE_READY, |value| match value {
             "last" => Ok(WhenNoneReady::Last),
             _ => Err("when-none-ready is last; no endpoint is used".to_owned()),
+        }),
+        reset: read.value(Preferences::RESET, |value| match value {
+            "gone" => Ok(Reset::Gone),
+            _ => Err("reset is gone; no connection is reset".to_owned()),
         }),
         malformed,
         too_many_addresses,
@@ -460,6 +480,7 @@ mod tests {
             (Preferences::HASH_TABLE_SIZE, "1021"),
             (Preferences::SLOW_START, "60s"),
             (Preferences::WHEN_NONE_READY, "last"),
+            (Preferences::RESET, "gone"),
             ("other.example/scheduler", "sh"),
         ]);
         let expected = Preferences {
@@ -474,6 +495,7 @@ mod tests {
             hash_table_size: NonZeroU32::new(1021),
             slow_start: Some(Duration::from_secs(60)),
             when_none_ready: Some(WhenNoneReady::Last),
+            reset: Some(Reset::Gone),
             malformed: vec![],
             too_many_addresses: None,
         };

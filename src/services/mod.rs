@@ -45,7 +45,8 @@ pub use absence::{Absence, Missing};
 pub use changes::{Changes, Former, MOST_WAITING, Stale};
 pub use endpoint::{Endpoint, Endpoints, NotUsed, Reach};
 pub use extensions::{
-    DEFAULT_WEIGHT, Forwarding, Preferences, ProxyProtocol, Retry, WEIGHT, WhenNoneReady,
+    DEFAULT_WEIGHT, Forwarding, Preferences, ProxyProtocol, Reset, Retry, SETTLED, WEIGHT,
+    WhenNoneReady,
 };
 pub use invalid::{Invalid, Reduced};
 pub use names::Names;

@@ -14,7 +14,7 @@ use net::{Frontend, Protocol};
 use super::{
     ServicePortName,
     endpoint::Endpoints,
-    extensions::Preferences,
+    extensions::{Preferences, Reset},
     owners::{AddressKind, Conflict},
 };
 
@@ -156,7 +156,12 @@ impl ServicePort {
         self.may_eject(self.last_ready() > 0)
     }
 
-    /// The same, where some endpoint is in use although it is not ready, or none is. Over UDP it is
+    /// Returns whether its connections to endpoints that are gone end with a reset.
+    pub fn is_resetting(&self) -> bool {
+        self.preferences().reset == Some(Reset::Gone) && self.name.protocol == Protocol::Tcp
+    }
+
+    /// Like [`is_ejecting`](Self::is_ejecting), where some endpoint is in use although it is not ready, or none is. Over UDP it is
     /// not visible whether one answers.
     pub(super) fn may_eject(&self, any_last_ready: bool) -> bool {
         let is_asked = self.preferences().eject == Some(true) || any_last_ready;

@@ -41,6 +41,7 @@ use crate::{
     modes::{Mode, cleanup::Running},
     native_histograms,
     node::{self, NodePorts},
+    reset,
     runner::{Runner, health::Health, metrics::Metrics, schedule, status::Status},
     sched::SchedulerName,
     serve::{
@@ -210,7 +211,11 @@ fn eject<M: Mode>(
 ) -> prometheus::Result<()> {
     if mode != ModeName::Userspace {
         let metrics = ejection::Metrics::register(registry)?;
-        runner.follow(ejection::begin(batches, mode, metrics, recorder));
+        runner.follow(ejection::begin(batches, mode, metrics, recorder.clone()));
+    }
+    // The others keep connections themselves.
+    if matches!(mode, ModeName::Nftables | ModeName::Iptables) {
+        runner.follow(reset::begin(registry, recorder)?);
     }
     Ok(())
 }

@@ -143,6 +143,7 @@ impl Stories {
             protocol: flow.protocol,
             source: flow.original.source,
             destination: flow.original.destination,
+            acknowledges: None,
         });
         if !is_meant {
             return self.dialed(event).map(Report::Dialed);

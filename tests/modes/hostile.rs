@@ -73,8 +73,14 @@ pub(super) fn modes() -> &'static [(&'static str, Capture)] {
 }
 
 pub(super) fn start(lab: &Lab, mode: &str) -> Tripod {
+    start_with(lab, mode, &[])
+}
+
+/// Like [`start`], with further flags.
+pub(super) fn start_with(lab: &Lab, mode: &str, flags: &[&str]) -> Tripod {
     let mut command = lab.node.command(tripod_binary());
     command
+        .args(flags)
         .args([&format!("--proxy-mode={mode}"), "--strict-proxy-mode"])
         .arg(format!("--userspace-capture={}", lab.capture.flag()))
         .arg("--manifests")

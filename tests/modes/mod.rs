@@ -16,6 +16,7 @@ mod migrate;
 mod none_ready;
 pub mod probe;
 mod refusals;
+mod reset;
 mod sctp;
 mod slow_start;
 mod stale_state;

@@ -26,6 +26,9 @@ const POLICY: u16 = 16;
 const OF_POLICY: u32 = 1;
 const OF_RULE: u32 = 3;
 
+/// The flag ACK of a TCP header (RFC 9293, 3.1).
+const ACK: u8 = 1 << 4;
+
 /// A step of a packet's way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
@@ -84,6 +87,9 @@ pub struct Headers {
     pub source: SocketAddr,
     /// Destination of the packet.
     pub destination: SocketAddr,
+    /// Number of the octet that its sender expects next (RFC 9293, 3.1); `None`: it is no TCP packet
+    /// that acknowledges something.
+    pub acknowledges: Option<u32>,
 }
 
 impl Trace {
@@ -158,10 +164,18 @@ fn headers(network: &[u8], transport: &[u8]) -> Option<Headers> {
         let octets: [u8; 2] = transport.get(at..at + 2)?.try_into().ok()?;
         Some(u16::from_be_bytes(octets))
     };
+    let acknowledges = || {
+        let octets: [u8; 4] = transport.get(8..12)?.try_into().ok()?;
+        let is_acknowledgement = transport.get(13)? & ACK != 0;
+        is_acknowledgement.then(|| u32::from_be_bytes(octets))
+    };
     Some(Headers {
         protocol,
         source: SocketAddr::new(source, port(0)?),
         destination: SocketAddr::new(destination, port(2)?),
+        acknowledges: (i32::from(protocol) == libc::IPPROTO_TCP)
+            .then(acknowledges)
+            .flatten(),
     })
 }
 
@@ -221,6 +235,7 @@ mod tests {
                 protocol: 6,
                 source: "10.244.0.9:40122".parse().unwrap(),
                 destination: "10.96.0.1:80".parse().unwrap(),
+                acknowledges: None,
             }),
             input: Some(3),
             output: None,

@@ -57,13 +57,21 @@ impl Tracer {
     /// When the kernel has no nf_tables, or no tables that are deleted with their
     /// owner, or the caller lacks CAP_NET_ADMIN.
     pub fn open(target: &Target) -> Result<Tracer, Failure> {
+        Tracer::of(&transaction(target))
+    }
+
+    /// Begins to trace what the rules of `transaction` have traced, which adds a table that its
+    /// owner takes along.
+    ///
+    /// # Errors
+    /// The same as for [`Tracer::open`].
+    pub fn of(transaction: &Transaction) -> Result<Tracer, Failure> {
         let object = "traced packets of nf_tables";
         // First, so that no packet is missed.
         let notifications = Notifications::open(netlink::Protocol::Netfilter, &[GROUP], object)?;
         let asker = Socket::open(netlink::Protocol::Netfilter)?;
         let mut rules = Rules::open()?;
-        let transaction = transaction(target);
-        rules.run(&transaction, None)?;
+        rules.run(transaction, None)?;
         Ok(Tracer {
             _rules: rules,
             table: transaction.table().clone(),
@@ -85,11 +93,27 @@ impl Tracer {
     ///
     /// # Errors
     /// When the socket fails.
-    pub fn drain(&mut self, mut each: impl FnMut(Trace)) -> io::Result<bool> {
+    pub fn drain(&mut self, each: impl FnMut(Trace)) -> io::Result<bool> {
+        self.drain_if(|own, of| own != of, each)
+    }
+
+    /// The same with the steps in that table alone.
+    ///
+    /// # Errors
+    /// When the socket fails.
+    pub fn drain_own(&mut self, each: impl FnMut(Trace)) -> io::Result<bool> {
+        self.drain_if(|own, of| own == of, each)
+    }
+
+    fn drain_if(
+        &mut self,
+        is_meant: impl Fn(&str, &str) -> bool,
+        mut each: impl FnMut(Trace),
+    ) -> io::Result<bool> {
         let own = &self.table.name;
         self.notifications.drain(|message| {
             if let Ok(Some(trace)) = Trace::read(message)
-                && trace.chain.table != *own
+                && is_meant(own, &trace.chain.table)
             {
                 each(trace);
             }

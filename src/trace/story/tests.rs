@@ -27,6 +27,7 @@ fn headers(source: &str, destination: &str) -> Option<Headers> {
         protocol: 6,
         source: at(source),
         destination: at(destination),
+        acknowledges: None,
     })
 }
 

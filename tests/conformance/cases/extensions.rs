@@ -61,6 +61,14 @@ fn shares_of_endpoints() -> Vec<Case> {
         .calls(ClusterIp)
         .sees(each([A, B])),
         case(
+            "Resets: an endpoint that leaves is not called, the others are",
+            cluster_ip([A, B]).annotated("tripod.proxy/reset", "gone"),
+        )
+        .then("B leaves", |web| web.on([A]))
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .sees(each([A])),
+        case(
             "No endpoint is ready: those that were ready last are used",
             cluster_ip([A, B]).annotated("tripod.proxy/when-none-ready", "last"),
         )

@@ -208,9 +208,29 @@ pub fn list(socket: &mut Socket, family: Family, matches: &[Match]) -> Result<Ve
         return Ok(Vec::new());
     }
     let index = Index::new(matches);
-    let mut flows = socket.dump(&dump(family, matches), |message| {
-        Ok(parse(message)?.filter(|flow| index.means(flow)))
-    })?;
+    dump_if(socket, &dump(family, matches), |flow| index.means(flow))
+}
+
+/// Lists the flows of `family` and `protocol` that `is` true for.
+///
+/// # Errors
+/// The same as for [`list`].
+pub fn list_if(
+    socket: &mut Socket,
+    family: Family,
+    protocol: u8,
+    is: impl Fn(&Flow) -> bool,
+) -> Result<Vec<Flow>, Error> {
+    let all = dump(family, &[Match::all(protocol)]);
+    dump_if(socket, &all, |flow| flow.protocol == protocol && is(flow))
+}
+
+fn dump_if(
+    socket: &mut Socket,
+    request: &Request,
+    is: impl Fn(&Flow) -> bool,
+) -> Result<Vec<Flow>, Error> {
+    let mut flows = socket.dump(request, |message| Ok(parse(message)?.filter(&is)))?;
     // While the kernel walks its table, an entry may move and come twice.
     let mut seen = HashSet::new();
     flows.retain(|f| seen.insert((f.tuple.clone(), f.zone.clone())));
@@ -281,8 +301,7 @@ pub fn delete_if(
     protocol: u8,
     stale: impl Fn(&Flow) -> bool,
 ) -> Result<usize, Error> {
-    let mut flows = list(socket, family, &[Match::all(protocol)])?;
-    flows.retain(stale);
+    let flows = list_if(socket, family, protocol, stale)?;
     delete_all(socket, family, &flows)
 }
 

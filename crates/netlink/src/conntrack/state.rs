@@ -22,7 +22,8 @@ const TCP: [&str; 10] = [
     "SYN_SENT2",
 ];
 
-/// `TCP_CONNTRACK_CLOSE` among them.
+/// `TCP_CONNTRACK_ESTABLISHED` and `TCP_CONNTRACK_CLOSE` among them.
+const TCP_ESTABLISHED: u8 = 3;
 const TCP_CLOSE: u8 = 8;
 
 /// The names of `enum sctp_conntrack` (`linux/netfilter/nf_conntrack_sctp.h`).
@@ -72,6 +73,11 @@ impl State {
     /// closed.
     pub fn is_refused(self) -> bool {
         !self.is_answered() && self.of_protocol == Some(TCP_CLOSE)
+    }
+
+    /// Returns whether this TCP entry is of an open connection, which neither side has ended.
+    pub fn is_established(self) -> bool {
+        self.is_answered() && self.of_protocol == Some(TCP_ESTABLISHED)
     }
 
     /// Returns whether packets came back.

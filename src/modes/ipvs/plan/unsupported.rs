@@ -29,6 +29,7 @@ pub fn unsupported(port: &ServicePort, node: &NodeContext) -> Vec<Reason> {
         scheduler,
         slow_start,
         Reason::of_hash_table_size(asked),
+        Reason::of_reset(asked),
     ];
     own.into_iter()
         .flatten()

@@ -118,6 +118,9 @@ pub struct GroupPlan {
     pub retry: Retry,
     /// Connection limits that the Service requests.
     pub limits: AskedLimits,
+    /// The addresses of all endpoints, if connections to one that leaves end with a reset; `None` if
+    /// they do not.
+    pub present: Option<Arc<HashSet<IpAddr>>>,
 }
 
 /// Maximum numbers of connections that a Service requests (`tripod.proxy/max-connections`,
@@ -227,6 +230,10 @@ fn group(
             service: port.preferences().max_connections,
             client: port.preferences().max_connections_per_client,
         },
+        present: port.is_resetting().then(|| {
+            let all = port.endpoints.all.iter();
+            Arc::new(all.map(|endpoint| endpoint.address.ip()).collect())
+        }),
     }
 }
 

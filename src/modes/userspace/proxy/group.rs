@@ -22,6 +22,7 @@ use super::{
     backends::{Backends, Loads, Tried, real_server},
     cluster_local::ClusterLocal,
     failing::Failing,
+    present::Present,
     usage::{ConnectionLimits, PER_CONNECTION, Usage},
 };
 use crate::{
@@ -55,6 +56,8 @@ pub struct Routing {
     pub retry: Retry,
     /// Connection limits that the Service requests.
     pub limits: AskedLimits,
+    /// The endpoints whose connections do not end with a reset; `None` if none do.
+    pub present: Option<Arc<Present>>,
 }
 
 impl Routing {
@@ -89,6 +92,9 @@ impl Routing {
             proxy_protocol: plan.proxy_protocol,
             retry: plan.retry,
             limits: plan.limits,
+            present: plan.present.as_ref().map(|addresses| {
+                Present::of(addresses, before.and_then(|before| before.present.as_ref()))
+            }),
         };
         for server in routing.servers() {
             loads.remove(&server.address);
@@ -129,6 +135,11 @@ impl Routing {
             && self.proxy_protocol == plan.proxy_protocol
             && self.retry == plan.retry
             && self.limits == plan.limits
+            && match (&self.present, &plan.present) {
+                (Some(present), Some(addresses)) => present.is_of(addresses),
+                (None, None) => true,
+                _ => false,
+            }
             && self
                 .keep_flows
                 .iter()
@@ -210,7 +221,11 @@ impl ServiceGroup {
 
     /// Uses `next` for new traffic.
     pub fn reroute(&self, next: Routing) {
-        self.routing.store(Arc::new(next));
+        let next = Arc::new(next);
+        let before = self.routing.swap(Arc::clone(&next));
+        if let Some(before) = &before.present {
+            before.replaced_by(next.present.as_ref());
+        }
     }
 
     /// Records that an endpoint refused a connection or did not answer in time.

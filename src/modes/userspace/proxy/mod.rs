@@ -13,6 +13,7 @@ pub mod group;
 pub mod listener;
 pub mod memory;
 mod placement;
+mod present;
 mod proxy_protocol;
 pub mod tcp;
 mod ticket;

@@ -3,7 +3,8 @@
 
 use std::{
     future::{pending, poll_fn},
-    pin::pin,
+    pin::{Pin, pin},
+    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -12,7 +13,7 @@ use socket2::SockRef;
 use tokio::{io::Interest, time::Instant};
 
 use super::{
-    super::ticket::Ticket,
+    super::{present, ticket::Ticket},
     dial::Dialed,
     relay::{ANSWER_WINDOW, End, Progress, Relay, Side},
     ring,
@@ -145,6 +146,7 @@ pub async fn forward(
         YOUNG.min(limit / 4)
     };
     let mut check = pin!(tokio::time::sleep(first));
+    let mut gone = gone(ticket, dialed);
     loop {
         let backend = &dialed.stream;
         let ended = closed.map(|side| match side {
@@ -158,6 +160,7 @@ pub async fn forward(
             biased;
             step = step => step,
             () = error_of(ended) => return End::Reset,
+            () = once(gone.as_mut()), if closed.is_none() => return End::Reset,
             () = error_of(unread) => {
                 mover.relay.client_gone();
                 stalled = false;
@@ -194,6 +197,25 @@ pub async fn forward(
                 }
             }
         }
+    }
+}
+
+/// Waits until the endpoint is gone, for a Service that requests a reset then.
+fn gone(ticket: &Ticket, dialed: &Dialed) -> Option<Pin<Box<impl Future<Output = ()> + use<>>>> {
+    ticket.group.routing().present.as_ref()?;
+    let group = Arc::clone(&ticket.group);
+    let present = move || group.routing().present.clone();
+    Some(Box::pin(present::gone(
+        present,
+        dialed.endpoint.address.ip(),
+    )))
+}
+
+/// Waits for `end`; without one, for ever.
+async fn once(end: Option<impl Future<Output = ()>>) {
+    match end {
+        Some(end) => end.await,
+        None => pending().await,
     }
 }
 

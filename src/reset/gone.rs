@@ -1,0 +1,313 @@
+//! The endpoints that can never answer, and their connections. Pure.
+
+use std::{
+    mem,
+    net::{IpAddr, SocketAddr},
+    time::Instant,
+};
+
+use hashbrown::{HashMap, HashSet};
+use net::{Family, Frontend, Protocol};
+use netlink::conntrack::flows::Flow;
+
+use crate::services::{Changes, ServiceMap, ServicePort, ServicePortName};
+
+/// The ServicePorts that request resets, and their endpoints that went.
+#[derive(Debug, Default)]
+pub struct Followed {
+    ports: HashMap<ServicePortName, Port>,
+    gone: HashMap<ServicePortName, Gone>,
+    /// Those that did not request it before.
+    new: HashSet<ServicePortName>,
+}
+
+/// A ServicePort that requests resets.
+#[derive(Debug, PartialEq, Eq)]
+struct Port {
+    at: Called,
+    endpoints: HashSet<SocketAddr>,
+    /// Those that get no new connections because they do not answer.
+    ejected: HashSet<SocketAddr>,
+}
+
+/// Where clients call a ServicePort.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Called {
+    frontends: HashSet<Frontend>,
+    /// The node's addresses at which its node port is another's.
+    not_at: HashSet<IpAddr>,
+}
+
+/// Endpoints of a ServicePort that cannot answer any more.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Gone {
+    at: Called,
+    /// Each with the time at which it went.
+    endpoints: HashMap<SocketAddr, Instant>,
+}
+
+impl Followed {
+    /// Applies the `changes` of `family`, which were applied `now`. Returns true if endpoints went, or
+    /// a ServicePort is new.
+    pub fn update(
+        &mut self,
+        family: Family,
+        map: &ServiceMap,
+        changes: &Changes,
+        now: Instant,
+    ) -> bool {
+        if changes.full {
+            let known = self.ports.keys();
+            let known: Vec<_> = known.filter(|n| n.family == family).cloned().collect();
+            let all = map.of_family(family).map(|port| port.name.clone());
+            let names: HashSet<_> = known.into_iter().chain(all).collect();
+            names
+                .iter()
+                .fold(false, |any, name| any | self.set(name, map, now))
+        } else {
+            let names = changes.ports.iter().filter(|name| name.family == family);
+            names.fold(false, |any, name| any | self.set(name, map, now))
+        }
+    }
+
+    fn set(&mut self, name: &ServicePortName, map: &ServiceMap, now: Instant) -> bool {
+        let port = map.get(name).filter(|port| port.is_resetting());
+        let Some(new) = port.map(|port| Port::of(port)) else {
+            // What its author no longer asks for is not done.
+            self.ports.remove(name);
+            self.gone.remove(name);
+            self.new.remove(name);
+            return false;
+        };
+        let at = new.at.clone();
+        let old = self.ports.insert(name.clone(), new);
+        let (Some(old), Some(new)) = (old, self.ports.get(name)) else {
+            return self.new.insert(name.clone());
+        };
+        if let Some(gone) = self.gone.get_mut(name) {
+            gone.endpoints.retain(|at, _| new.has_lost(at));
+        }
+        let went = old.endpoints.iter();
+        let went = went.filter(|at| new.has_lost(at) && !old.has_lost(at));
+        let went: Vec<_> = went.map(|at| (*at, now)).collect();
+        if went.is_empty() {
+            return false;
+        }
+        let gone = self.gone.entry(name.clone()).or_default();
+        gone.endpoints.extend(went);
+        for at in [old.at, at] {
+            gone.at.frontends.extend(at.frontends);
+            gone.at.not_at.extend(at.not_at);
+        }
+        true
+    }
+
+    /// Takes the ServicePorts that are new since the last call.
+    pub fn take_new(&mut self) -> HashSet<ServicePortName> {
+        mem::take(&mut self.new)
+    }
+
+    /// Takes the endpoints that went before `settled` and have not come back. Returns them, and when
+    /// the first of the others went.
+    pub fn take_gone(
+        &mut self,
+        settled: Instant,
+    ) -> (HashMap<ServicePortName, Gone>, Option<Instant>) {
+        let mut taken = HashMap::new();
+        let mut next: Option<Instant> = None;
+        self.gone.retain(|name, gone| {
+            let endpoints = gone.endpoints.extract_if(|_, went| *went <= settled);
+            let endpoints: HashMap<_, _> = endpoints.collect();
+            if !endpoints.is_empty() {
+                let at = gone.at.clone();
+                taken.insert(name.clone(), Gone { at, endpoints });
+            }
+            next = next
+                .into_iter()
+                .chain(gone.endpoints.values().copied())
+                .min();
+            !gone.endpoints.is_empty()
+        });
+        (taken, next)
+    }
+}
+
+impl Port {
+    fn of(port: &ServicePort) -> Port {
+        let endpoints = &port.endpoints;
+        Port {
+            at: Called {
+                frontends: port.frontends().collect(),
+                not_at: port.node_port_excluded().collect(),
+            },
+            endpoints: endpoints.all.iter().map(|one| one.address).collect(),
+            ejected: endpoints.ejected().collect(),
+        }
+    }
+
+    /// Returns whether nothing is at the address of `endpoint`, which was one of its endpoints. If
+    /// the Service only names another port there, the pod still serves its connections.
+    fn has_lost(&self, endpoint: &SocketAddr) -> bool {
+        let has_address = || self.endpoints.iter().any(|at| at.ip() == endpoint.ip());
+        self.ejected.contains(endpoint) || !self.endpoints.contains(endpoint) && !has_address()
+    }
+}
+
+/// Endpoints that are gone, on a node with these addresses.
+#[derive(Debug)]
+pub struct Lost<'a> {
+    /// For each endpoint, where the connections were made that it does not answer any more.
+    endpoints: HashMap<SocketAddr, Vec<&'a Called>>,
+    node: HashSet<IpAddr>,
+}
+
+impl<'a> Lost<'a> {
+    /// Returns the endpoints of all ServicePorts together.
+    pub fn new(gone: &'a HashMap<ServicePortName, Gone>, node: HashSet<IpAddr>) -> Lost<'a> {
+        let mut endpoints = HashMap::<SocketAddr, Vec<&Called>>::new();
+        for gone in gone.values() {
+            for endpoint in gone.endpoints.keys() {
+                endpoints.entry(*endpoint).or_default().push(&gone.at);
+            }
+        }
+        Lost { endpoints, node }
+    }
+
+    /// Returns whether `flow` is an established connection to one of them, through its Service.
+    pub fn has(&self, flow: &Flow) -> bool {
+        let (called, endpoint) = (flow.original.destination, flow.reply.source);
+        let through = |at: &&Called| at.has(called, &self.node);
+        let services = self.endpoints.get(&endpoint);
+        called != endpoint
+            && flow.state.is_established()
+            && services.is_some_and(|services| services.iter().any(through))
+    }
+}
+
+impl Called {
+    /// Returns whether a client that called `to` called the ServicePort. Its node port is on
+    /// addresses of the `node` alone.
+    fn has(&self, to: SocketAddr, node: &HashSet<IpAddr>) -> bool {
+        let (ip, port) = (to.ip(), to.port());
+        let service = Frontend::service(Protocol::Tcp, ip, port);
+        let node_port = Frontend::node_port(Protocol::Tcp, Family::of(&ip), port);
+        let is_nodes = node.contains(&ip) && !self.not_at.contains(&ip);
+        self.frontends.contains(&service) || is_nodes && self.frontends.contains(&node_port)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use netlink::conntrack::flows::{State, TCP, Tuple};
+
+    use super::*;
+    use crate::services::{
+        Preferences, Reset,
+        service_ports::{endpoint, endpoints, port_name, service_port},
+    };
+
+    fn at(address: &str) -> SocketAddr {
+        address.parse().unwrap()
+    }
+
+    /// The ServicePort `web` at 10.96.0.1:80 and node port 30080.
+    fn web(addresses: &[&str], resets: bool) -> ServicePort {
+        let preferences = Preferences {
+            reset: resets.then_some(Reset::Gone),
+            ..Preferences::default()
+        };
+        ServicePort {
+            node_port: Some(30_080),
+            endpoints: endpoints(addresses.iter().map(|address| endpoint(at(address)))),
+            preferences: Some(preferences.into()),
+            ..service_port("web", [10, 96, 0, 1])
+        }
+    }
+
+    fn flow(called: &str, endpoint: &str, of_protocol: u8) -> Flow {
+        let client = at("192.0.2.1:40000");
+        let tuple = |source, destination| Tuple {
+            source,
+            destination,
+        };
+        Flow {
+            protocol: TCP,
+            original: tuple(client, at(called)),
+            reply: tuple(at(endpoint), client),
+            state: State {
+                // IPS_SEEN_REPLY
+                status: 1 << 1,
+                of_protocol: Some(of_protocol),
+            },
+            tuple: Vec::new(),
+            id: None,
+            zone: None,
+        }
+    }
+
+    #[test]
+    fn endpoints_that_left_and_stayed_away_are_gone() {
+        let all = ["10.1.0.1:80", "10.1.0.2:80"];
+        for (case, steps, gone) in [
+            ("it leaves", vec![web(&all[1..], true)], true),
+            ("it stays", vec![web(&all, true)], false),
+            ("another leaves", vec![web(&all[..1], true)], false),
+            ("its port changes", vec![web(&["10.1.0.1:81"], true)], false),
+            (
+                "it comes back",
+                vec![web(&[], true), web(&all, true)],
+                false,
+            ),
+            ("not asked for", vec![web(&all[1..], false)], false),
+            (
+                "no longer asked for",
+                vec![web(&all[1..], true), web(&all[1..], false)],
+                false,
+            ),
+        ] {
+            let mut followed = Followed::default();
+            let now = Instant::now();
+            for port in [web(&all, true)].into_iter().chain(steps) {
+                let changes = Changes {
+                    ports: [port.name.clone()].into(),
+                    ..Changes::default()
+                };
+                followed.update(Family::V4, &[port].into_iter().collect(), &changes, now);
+            }
+            let earlier = now - Duration::from_secs(1);
+            assert_eq!(followed.take_gone(earlier).0, HashMap::new(), "{case}");
+            let (found, next) = followed.take_gone(now);
+            let endpoints = found.get(&port_name("web")).map(|gone| &gone.endpoints);
+            let has_first = endpoints.is_some_and(|all| all.contains_key(&at("10.1.0.1:80")));
+            assert_eq!((has_first, next), (gone, None), "{case}");
+            assert_eq!(followed.take_gone(now).0, HashMap::new(), "{case}");
+        }
+    }
+
+    #[test]
+    fn connections_through_the_service_alone_are_lost() {
+        const ESTABLISHED: u8 = 3;
+        const CLOSE_WAIT: u8 = 5;
+        let port = web(&[], true);
+        let gone = Gone {
+            at: Port::of(&port).at,
+            endpoints: [(at("10.1.0.1:80"), Instant::now())].into(),
+        };
+        let all = [(port.name, gone)].into();
+        let lost = Lost::new(&all, [IpAddr::from([192, 0, 2, 10])].into());
+        for (called, endpoint, state, is_lost) in [
+            ("10.96.0.1:80", "10.1.0.1:80", ESTABLISHED, true),
+            ("10.96.0.1:80", "10.1.0.1:80", CLOSE_WAIT, false),
+            ("10.96.0.1:80", "10.1.0.2:80", ESTABLISHED, false),
+            ("10.96.0.2:80", "10.1.0.1:80", ESTABLISHED, false),
+            ("192.0.2.10:30080", "10.1.0.1:80", ESTABLISHED, true),
+            ("10.96.0.2:30080", "10.1.0.1:80", ESTABLISHED, false),
+            ("10.1.0.1:80", "10.1.0.1:80", ESTABLISHED, false),
+        ] {
+            let flow = flow(called, endpoint, state);
+            assert_eq!(lost.has(&flow), is_lost, "{called} {endpoint} {state}");
+        }
+    }
+}
