@@ -86,7 +86,7 @@ fn segment(from: SocketAddr, to: SocketAddr, says: Says) -> Vec<u8> {
     segment.extend(u32::to_be_bytes(sequence));
     segment.extend(u32::to_be_bytes(acknowledged));
     // The length of the header in words, flags, window, checksum, urgent pointer.
-    segment.extend([LENGTH / 4 << 4, flags, 0, 0, 0, 0, 0, 0]);
+    segment.extend([(LENGTH / 4) << 4, flags, 0, 0, 0, 0, 0, 0]);
     let pseudo_header = [
         octets(&from.ip()),
         octets(&to.ip()),
