@@ -175,8 +175,8 @@ impl TrafficSource for Relayed {
         self.0.ejected(&port.name).into_iter().collect()
     }
 
-    fn comes_back(&self, protocol: Protocol, endpoint: SocketAddr) -> Option<ServicePortName> {
-        self.0.comes_back(protocol, endpoint)
+    fn comes_back(&self, port: &ServicePortName, endpoint: SocketAddr) -> Option<ServicePortName> {
+        self.0.comes_back(port, endpoint)
     }
 
     fn dials(&self, asked: &DialsAsked) -> Option<Result<DialList, String>> {

@@ -6,15 +6,17 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::{SOON, comes_to_reach};
-use crate::lab::{BACKEND_PORT, Lab, Service, ask, eventually, udp_ask};
+use super::{SOON, reaches};
+use crate::lab::{BACKEND_PORT, Capture, Lab, Service, ask, eventually, udp_ask};
 
 on_each_capture!(
     a_service_whose_endpoint_is_itself_costs_nothing,
     two_services_in_a_circle_cost_nothing,
     an_endpoint_beside_the_circle_is_reached,
     an_endpoint_that_is_a_node_port_costs_nothing,
+    a_service_whose_endpoint_is_its_external_ip_costs_nothing,
     who_has_the_address_of_an_endpoint_is_named,
+    an_endpoint_that_is_an_external_ip_is_reached,
 );
 
 /// Gives `service` the endpoints `to`, over TCP and UDP.
@@ -127,26 +129,58 @@ fn an_endpoint_that_is_a_node_port_costs_nothing(lab: &mut Lab) {
     assert!(tripod.descriptors() < before + 10);
 }
 
-/// A Service may name the address of another Service's pod as its external IP.
+fn a_service_whose_endpoint_is_its_external_ip_costs_nothing(lab: &mut Lab) {
+    let web = Service::new("web", 10).with_external_ip();
+    lab.publish(&web, &[]);
+    lead(lab, &web, &web.external());
+    calls_end(lab, &web.external());
+}
+
 fn who_has_the_address_of_an_endpoint_is_named(lab: &mut Lab) {
+    lab.add_backends(&["a"]);
+    let (web, other) = (Service::new("web", 10), Service::new("other", 11));
+    lab.publish(&web, &["a"]);
+    lab.publish(&other, &["a"]);
+    lead(lab, &web, &other.cluster());
+    lab.publish(&web, &[]);
+    let tripod = lab.tripod();
+    for (to, endpoint) in web.cluster().into_iter().zip(other.cluster()) {
+        assert!(ask(&lab.client, to).is_err());
+        tripod.logs_once(&[
+            "WARN",
+            "service=default/web:tcp",
+            &format!("endpoint={endpoint}"),
+            "its address is one of Service default/other:tcp",
+        ]);
+    }
+}
+
+/// A Service may name the address of another Service's pod as its external IP.
+fn an_endpoint_that_is_an_external_ip_is_reached(lab: &mut Lab) {
     lab.add_backends(&["a", "b"]);
     let web = Service::new("web", 10);
     lab.publish(&web, &["a"]);
-    let endpoint = SocketAddr::new(lab.backend("a").host().addresses[0], BACKEND_PORT);
+    let pod = lab.backend("a").host().addresses;
     let port = |protocol: &str| json!({"name": protocol.to_lowercase(), "protocol": protocol, "port": BACKEND_PORT});
     let other = Service::new("other", 11)
-        .spec("externalIPs", json!([endpoint.ip()]))
+        .spec("externalIPs", json!(pod))
         .spec("ports", json!([port("TCP"), port("UDP")]));
     lab.publish(&other, &["b"]);
     let tripod = lab.tripod();
-    let [to, _] = web.cluster();
-    assert!(ask(&lab.client, to).is_err());
-    tripod.logs_once(&[
-        "WARN",
-        "service=default/web:tcp",
-        &format!("endpoint={endpoint}"),
-        "its address is one of Service default/other:tcp",
-    ]);
-    lab.withdraw(&other);
-    comes_to_reach("it is called again", &["a"], || ask(&lab.client, to));
+    for (to, ip) in web.cluster().into_iter().zip(pod) {
+        if lab.capture == Capture::Local && to.is_ipv4() {
+            assert!(ask(&lab.client, to).is_err());
+            tripod.logs_once(&["WARN", "this endpoint is not used", "default/other:tcp"]);
+            continue;
+        }
+        let external = SocketAddr::new(ip, BACKEND_PORT);
+        reaches("the external IP", &["b"], || ask(&lab.node, external));
+        for _ in 0..10 {
+            assert_eq!(ask(&lab.client, to).expect("an answer"), "a");
+            assert_eq!(udp_ask(&lab.client, to).expect("an answer"), "a");
+        }
+    }
+    if lab.capture == Capture::Redirect {
+        assert_eq!(tripod.logged(&["WARN", "this endpoint is not used"]), 0);
+    }
 }

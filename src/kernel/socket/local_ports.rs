@@ -120,7 +120,11 @@ impl LocalPorts {
     ///
     /// # Errors
     /// When no local port is left, or the peer cannot be reached.
-    pub fn connect(self: &Arc<Self>, remote: SocketAddr) -> Result<(Socket, PortLease), Failure> {
+    pub fn connect(
+        self: &Arc<Self>,
+        remote: SocketAddr,
+        prepare: impl FnOnce(&Socket) -> io::Result<()>,
+    ) -> Result<(Socket, PortLease), Failure> {
         let socket = Socket::new(
             Domain::for_address(remote),
             Type::DGRAM.nonblocking().cloexec(),
@@ -129,6 +133,7 @@ impl LocalPorts {
         if remote.is_ipv6() {
             socket.set_only_v6(true)?;
         }
+        prepare(&socket)?;
         let port = self.bind(&socket, remote)?;
         let lease = PortLease {
             all: Arc::clone(self),
@@ -312,9 +317,9 @@ mod tests {
             let mut flows = Vec::new();
             for (_, address) in &peers {
                 for _ in 0..ports.most() {
-                    flows.push((ports.connect(*address).unwrap(), *address));
+                    flows.push((ports.connect(*address, |_| Ok(())).unwrap(), *address));
                 }
-                let more = ports.connect(*address);
+                let more = ports.connect(*address, |_| Ok(()));
                 assert!(matches!(more, Err(Failure::NoPort)), "{more:?}");
             }
             let used: HashSet<u16> = flows.iter().map(|((s, _), _)| port(s)).collect();
@@ -354,10 +359,12 @@ mod tests {
         let ports = LocalPorts::with_most(8);
         let peers = peers("127.0.0.1:0", 2);
         let [a, b] = [peers[0].1, peers[1].1];
-        let _all: Vec<_> = (0..8).map(|_| ports.connect(a).unwrap()).collect();
+        let _all: Vec<_> = (0..8)
+            .map(|_| ports.connect(a, |_| Ok(())).unwrap())
+            .collect();
         let mut seen = HashSet::new();
         for n in 1..=8 {
-            let (socket, _lease) = ports.connect(b).unwrap();
+            let (socket, _lease) = ports.connect(b, |_| Ok(())).unwrap();
             seen.insert(port(&socket));
             assert_eq!(seen.len(), n);
         }

@@ -84,6 +84,9 @@ pub struct Rules {
     /// How many connections they count at most, which is the greatest limit that a Service and its
     /// clients can have.
     pub countable: u32,
+    /// They let packets of this process pass to endpoints that are external or load-balancer IPs
+    /// of another Service.
+    pub pass_marked: bool,
     /// The node's addresses that they know, in addition to loopback; `None`: all.
     pub known: Option<Vec<IpAddr>>,
 }
@@ -95,6 +98,7 @@ impl Rules {
             refuse: true,
             remember: true,
             countable: u32::MAX,
+            pass_marked: true,
             known: None,
         }
     }

@@ -20,6 +20,7 @@ impl Way<'_> {
     /// than cluster IPs to the network, which may have a load balancer at them.
     fn dead_ends(
         &self,
+        port: &ServicePort,
         chosen: &[&Endpoint],
     ) -> HashMap<SocketAddr, (ServicePortName, AddressKind)> {
         let protocol = self.packet.protocol;
@@ -33,10 +34,27 @@ impl Way<'_> {
         };
         let found = chosen.iter().filter_map(|endpoint| {
             let (name, kind) = owner(endpoint.address)?;
-            let is_dead = carrier != Carrier::Rules || kind == AddressKind::ClusterIp;
+            let is_dead = match (carrier, kind) {
+                (_, AddressKind::ClusterIp) | (Carrier::Ipvs, _) => true,
+                (Carrier::Rules, _) => false,
+                (Carrier::Sockets, AddressKind::ExternalIp | AddressKind::LoadBalancerIp) => {
+                    self.comes_back(port, name, endpoint.address)
+                }
+                (Carrier::Sockets, _) => true,
+            };
             is_dead.then(|| (endpoint.address, (name.clone(), kind)))
         });
         found.collect()
+    }
+
+    /// Returns whether calls of `port` to `address`, an external or load-balancer IP of `owner`,
+    /// come back to this process.
+    fn comes_back(&self, port: &ServicePort, owner: &ServicePortName, address: SocketAddr) -> bool {
+        let behaviour = self.behaviour;
+        // With local capture, sockets listen there.
+        let is_listened_at =
+            behaviour.has_service_addresses && behaviour.own.contains(&address.ip());
+        *owner == port.name || is_listened_at || !behaviour.rules.pass_marked
     }
 
     /// Returns the ServicePort whose node port `address` is.
@@ -59,7 +77,7 @@ impl Way<'_> {
         port: &ServicePort,
         chosen: &[&'e Endpoint],
     ) -> Option<Vec<&'e Endpoint>> {
-        let dead = self.dead_ends(chosen);
+        let dead = self.dead_ends(port, chosen);
         let is_live = |endpoint: &&&Endpoint| !dead.contains_key(&endpoint.address);
         let live: Vec<&Endpoint> = chosen.iter().filter(is_live).copied().collect();
         if live.is_empty() {

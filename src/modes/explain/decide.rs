@@ -114,8 +114,8 @@ impl Way<'_> {
         self.explanation.steps.push(words.into());
     }
 
-    /// Names the candidates that are addresses of Services themselves, in the kernel's modes, which
-    /// translate a packet once.
+    /// Names the candidates that are addresses of Services themselves: the kernel's modes translate
+    /// a packet once, and userspace mode marks packets that it must not capture.
     fn name_dead_ends(&mut self) {
         if self.explanation.candidates.is_empty() {
             return;

@@ -315,6 +315,7 @@ fn what_rules_cannot_do_here_is_said() {
             refuse: false,
             remember: false,
             countable: 0,
+            pass_marked: false,
             known: Some(vec![ip("192.0.2.1")]),
         },
         own: vec![ip("192.0.2.1"), ip("192.0.2.2")],

@@ -74,6 +74,7 @@ fn rules(options: &plan::Options) -> Rules {
         refuse: has(Extension::Reject),
         remember: has(Extension::Recent),
         countable: 0,
+        pass_marked: false,
         known: (!has(Extension::Addrtype)).then(|| options.node_addresses.clone()),
     }
 }

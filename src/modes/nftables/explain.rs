@@ -75,6 +75,7 @@ fn rules(options: &plan::Options) -> Rules {
             true => plan::MOST_CONNECTIONS,
             false => 0,
         },
+        pass_marked: false,
         known: (!features.contains(NftPart::Fib)).then(|| options.node_addresses.clone()),
     }
 }

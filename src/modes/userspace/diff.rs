@@ -8,6 +8,7 @@
 use std::{collections::BTreeMap, net::SocketAddr};
 
 use net::Frontend;
+use netlink::rules::HIGHEST_PORT;
 
 use super::{
     capture::{Method, OtherPorts},
@@ -16,7 +17,7 @@ use super::{
         listen::{NodeContext, binds},
     },
 };
-use crate::kernel::socket::listening::Bind;
+use crate::kernel::socket::listening::{Bind, Owner};
 
 /// The existing parts of one service group.
 #[derive(Clone, Debug, Default)]
@@ -259,6 +260,16 @@ pub fn other_ports(plan: &GroupPlan, frontend: &Frontend) -> OtherPorts {
     }
 }
 
+/// Returns whether marked packets to `frontend` pass a capture that lets any pass: local capture
+/// delivers the node's own addresses, and all ports of an address of which it cannot match one.
+pub fn marked_passes(frontend: &Frontend, place: Place, other_ports: OtherPorts) -> bool {
+    let is_matched = match place {
+        Place::LocalPort => true,
+        Place::Address(bind) => bind.owner == Owner::Other && frontend.port <= HIGHEST_PORT,
+    };
+    frontend.address.is_some() && other_ports == OtherPorts::PassOn && is_matched
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -266,7 +277,7 @@ mod tests {
     use net::{Family, Frontend, PerFamily, Protocol};
 
     use super::*;
-    use crate::{kernel::socket::listening::Owner, modes::userspace::plan::Target, node::Served};
+    use crate::{modes::userspace::plan::Target, node::Served};
 
     const KIND: GroupKind = GroupKind::Internal;
 

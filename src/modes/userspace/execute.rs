@@ -26,7 +26,7 @@ use self::{expected::Expected, previous_ports::PreviousPorts, unfiltered::Unfilt
 use super::{
     assignments::Assignments,
     capture::{Desired, Extent, Scopes, Target},
-    diff::{Applied, AppliedGroup, Closing, Place, Step, Steps, diff},
+    diff::{self, Applied, AppliedGroup, Closing, Place, Step, Steps, diff},
     listeners::{InUse, ListenerSet, inherited::InheritedSockets, redirect_ports::RedirectPorts},
     loads::Loads,
     options::Options,
@@ -354,6 +354,8 @@ impl Executor {
                 place,
                 other_ports,
             } => {
+                let passes = diff::marked_passes(&frontend, place, other_ports);
+                self.shared.captured.set_passing(&frontend, passes);
                 let bound = !failed.contains_key(&(kind, place));
                 let group = self.groups.get(&name(kind)).filter(|_| bound);
                 let target = group.map(|group| Target {

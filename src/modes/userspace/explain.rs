@@ -48,7 +48,10 @@ impl Explain for Userspace {
                 Method::Redirect => OtherPorts::PassOn,
                 Method::Local => OtherPorts::RefusedAtClusterIps,
             },
-            rules: Rules::complete(),
+            rules: Rules {
+                pass_marked: self.capture.lets_marked_pass(family),
+                ..Rules::complete()
+            },
             dropped_networks: Vec::new(),
         })
     }

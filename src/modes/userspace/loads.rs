@@ -6,7 +6,6 @@ use std::{
 };
 
 use hashbrown::{HashMap, HashSet};
-use net::Protocol;
 use parking_lot::Mutex;
 
 use super::{
@@ -111,10 +110,17 @@ impl Loads {
         groups.flat_map(|group| group.passed_over()).collect()
     }
 
-    /// The ServicePort for which connections to `endpoint` come back to this process; `None` if
-    /// they do not.
-    pub fn comes_back(&self, protocol: Protocol, endpoint: SocketAddr) -> Option<ServicePortName> {
-        self.captured.owner_at(protocol, endpoint)
+    /// The ServicePort for which connections of `port` to `endpoint` come back to this process;
+    /// `None` if they do not.
+    pub fn comes_back(
+        &self,
+        port: &ServicePortName,
+        endpoint: SocketAddr,
+    ) -> Option<ServicePortName> {
+        let to = self
+            .captured
+            .mark_to(&port.to_string(), port.protocol, endpoint);
+        to.err()
     }
 
     pub(super) fn add(&self, name: &GroupName, group: &Arc<ServiceGroup>) {

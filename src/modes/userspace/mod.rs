@@ -189,6 +189,14 @@ impl Userspace {
         unknown
     }
 
+    /// Has endpoints called whose address is another Service's, where capture lets that pass.
+    fn let_marked_pass(&self) {
+        for family in Family::ALL {
+            let pass = self.capture.lets_marked_pass(family);
+            self.executor.shared().captured.set_marks(family, pass);
+        }
+    }
+
     /// Updates the return path for answers to shown clients in the families that are due.
     async fn sync_return_path(&mut self, extents: PerFamily<Option<Extent>>) {
         let due = extents.map(|family, extent| match extent {
@@ -363,6 +371,7 @@ impl Mode for Userspace {
 
         let mut reports = PerFamily::default();
         self.sync_groups(map, asked, extents, &mut reports);
+        self.let_marked_pass();
         let scopes = self.scopes(asked, extents);
         let capturing = self.executor.handover().capturing().await;
         let mut captured = if capturing.is_some() && !self.executor.yields() {
@@ -377,6 +386,7 @@ impl Mode for Userspace {
             capture::Outcomes::default()
         };
         drop(capturing);
+        self.let_marked_pass();
         // A family whose leftovers of an ended process are not known does not affect the other
         // one's connections.
         if extents.iter().any(|(_, extent)| extent.is_some()) {

@@ -28,13 +28,16 @@ impl StatusApi {
             .filter(|(_, why)| why.is_none())
             .map(|(endpoint, _)| endpoint.address)
             .collect();
-        let by_rules = matches!(self.about.mode, ModeName::Iptables | ModeName::Nftables);
+        let mode = self.about.mode;
         let owner = |address| {
+            if mode == ModeName::Userspace {
+                return self.traffic.comes_back(&port.name, address);
+            }
             let owner = addresses.owner(protocol, address);
             // Packets to other addresses may reach a load balancer.
-            let owner = owner.filter(|(_, kind)| !by_rules || *kind == AddressKind::ClusterIp);
-            let owner = owner.map(|(name, _)| name.clone());
-            owner.or_else(|| self.traffic.comes_back(protocol, address))
+            let is_dead = |kind| mode == ModeName::Ipvs || kind == AddressKind::ClusterIp;
+            let owner = owner.filter(|(_, kind)| is_dead(*kind));
+            owner.map(|(name, _)| name.clone())
         };
         let mut passed_over: HashMap<SocketAddr, String> = used
             .iter()

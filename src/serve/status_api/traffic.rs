@@ -3,7 +3,6 @@
 use std::{collections::HashSet, fmt, net::SocketAddr, pin::Pin, sync::Arc};
 
 use hashbrown::HashMap;
-use net::Protocol;
 
 use super::DialsAsked;
 use crate::{
@@ -27,9 +26,9 @@ pub trait TrafficSource: fmt::Debug + Send + Sync {
     fn ejected(&self, _: &ServicePort) -> HashSet<SocketAddr> {
         HashSet::new()
     }
-    /// Returns the ServicePort for which calls of `endpoint` come back to this process; `None` if
-    /// they do not, or the kernel makes them.
-    fn comes_back(&self, _: Protocol, _: SocketAddr) -> Option<ServicePortName> {
+    /// Returns the ServicePort for which calls of the first one to an endpoint come back to this
+    /// process; `None` if they do not, or the kernel makes them.
+    fn comes_back(&self, _: &ServicePortName, _: SocketAddr) -> Option<ServicePortName> {
         None
     }
     /// Returns the known traffic of each of `ports`, in their order.

@@ -93,7 +93,12 @@ impl Match {
             Match::SourcePorts(protocol, ports) => write_ports(f, *protocol, "sport", ports),
             Match::Mark(mark) => {
                 let Mark { value, mask } = mark.value();
-                write!(f, "mark {}--mark {value:#x}/{mask:#x}", mark.bang())
+                write!(f, "mark {}--mark {value:#x}", mark.bang())?;
+                // As iptables-save prints it.
+                match *mask {
+                    u32::MAX => Ok(()),
+                    _ => write!(f, "/{mask:#x}"),
+                }
             }
             Match::ConnectionState(states) => {
                 let words: Vec<&str> = states.value().iter().map(|state| state.word()).collect();

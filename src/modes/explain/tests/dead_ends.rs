@@ -9,6 +9,16 @@ use super::*;
 /// Explains packets to a Service with these endpoints, where others have 10.96.0.1:80 as cluster
 /// IP, and 203.0.113.1:80 as external IP.
 fn to_endpoints(mode: ModeName, all: &[&str], out: &[&str]) -> Explanation {
+    on_a_node(mode, all, out, |_| {})
+}
+
+/// The same, where `change` makes the node differ.
+fn on_a_node(
+    mode: ModeName,
+    all: &[&str],
+    out: &[&str],
+    change: impl FnOnce(&mut Behaviour),
+) -> Explanation {
     let addresses = |all: &[&str]| -> Vec<SocketAddr> {
         let all = all.iter().map(|address| address.parse().expect("table"));
         all.collect()
@@ -28,7 +38,7 @@ fn to_endpoints(mode: ModeName, all: &[&str], out: &[&str]) -> Explanation {
         protocol: Protocol::Tcp,
         from: Caller::Pod,
     };
-    let behaviour = Behaviour {
+    let mut behaviour = Behaviour {
         properties: properties(mode),
         other_ports: match mode {
             ModeName::Iptables => OtherPorts::PassOn,
@@ -37,6 +47,7 @@ fn to_endpoints(mode: ModeName, all: &[&str], out: &[&str]) -> Explanation {
         },
         ..behaviour(pods())
     };
+    change(&mut behaviour);
     let ejected: HashSet<SocketAddr> = addresses(out).into_iter().collect();
     let selection = |_: &ServicePort| Selection::Weighted;
     decide(&map, &behaviour, &selection, &|_| ejected.clone(), &packet)
@@ -48,7 +59,7 @@ fn an_endpoint_that_is_the_address_of_a_service_is_not_used() {
     let [cluster_ip, external_ip, good] = ["10.96.0.1:80", "203.0.113.1:80", "10.244.0.1:80"];
     for (mode, endpoints, verdict, candidates) in [
         (Userspace, &[cluster_ip][..], Verdict::Refused, 0),
-        (Userspace, &[external_ip], Verdict::Refused, 0),
+        (Userspace, &[external_ip], Verdict::Forwarded, 1),
         (Userspace, &["192.0.2.1:30080"], Verdict::Refused, 0),
         (Userspace, &["192.0.2.7:30080"], Verdict::Forwarded, 1),
         (Userspace, &[cluster_ip, good], Verdict::Forwarded, 1),
@@ -94,6 +105,21 @@ fn an_endpoint_that_is_the_address_of_a_service_is_not_used() {
         why.starts_with("its address is one of Service default/web"),
         "{why}"
     );
+}
+
+#[test]
+fn an_endpoint_that_is_an_external_ip_is_not_used_where_marks_do_not_pass() {
+    let verdict = |change: fn(&mut Behaviour)| {
+        on_a_node(ModeName::Userspace, &["203.0.113.1:80"], &[], change).verdict
+    };
+    assert_eq!(verdict(|_| {}), Verdict::Forwarded);
+    let unmarked = verdict(|behaviour| behaviour.rules.pass_marked = false);
+    assert_eq!(unmarked, Verdict::Refused);
+    let own_with_local_capture = verdict(|behaviour| {
+        behaviour.own.push(ip("203.0.113.1"));
+        behaviour.has_service_addresses = true;
+    });
+    assert_eq!(own_with_local_capture, Verdict::Refused);
 }
 
 #[test]

@@ -31,6 +31,12 @@ use crate::{
     services::Changes,
 };
 
+/// The mark of this process's own packets that must not be captured, because they go to an endpoint
+/// whose address is an external or load-balancer IP of another Service. All bits are ours. None of
+/// them is one by itself to kube-proxy (0x4000, 0x8000), Calico (0xf0000), Cilium (0xf00), the AWS
+/// CNI (0x80) or Podman (0x2000).
+pub const MARK: u32 = 0x5450_0050;
+
 /// Treatment of packets to the other ports of a frontend's address. Matters to [`Local`] only; nat
 /// rules match single ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -104,6 +104,14 @@ impl Capture {
         }
     }
 
+    /// Returns whether packets of `family` with our [`MARK`](super::MARK) pass.
+    pub fn lets_marked_pass(&self, family: Family) -> bool {
+        match &self.families.get(family).active {
+            ActiveMethod::Redirect(redirect) => redirect.matches_marks(),
+            ActiveMethod::Local(local) => local.matches_marks(),
+        }
+    }
+
     /// Returns whether node ports of `family` are captured at each loopback address, rather than
     /// only at those that the node has.
     pub fn redirects_loopback(&self, family: Family) -> bool {

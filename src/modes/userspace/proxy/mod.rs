@@ -23,6 +23,7 @@ pub mod usage;
 pub mod workers;
 
 use std::{
+    io,
     net::SocketAddr,
     sync::{
         Arc,
@@ -131,31 +132,41 @@ impl Shared {
         self.memory.is_short() && group.descriptors() > self.descriptors.of_clients() / 4
     }
 
-    /// Returns whether connections to `endpoint` would come back to this process. Logs that once
-    /// for each group, and when it is over.
-    fn comes_back(&self, group: &ServiceGroup, protocol: Protocol, endpoint: SocketAddr) -> bool {
-        let owner = self.captured.owner_at(protocol, endpoint);
-        if owner.is_some() {
-            // From now on, a failure that its callers record does not count.
-            group.eject(endpoint);
-        }
-        if let Some(owner) = &owner
-            && group.comes_back_logged.is_first()
-        {
+    /// The mark that connections to `endpoint` need, if any. Logs once for each group if they
+    /// would come back to this process, and when that is over.
+    ///
+    /// # Errors
+    /// When they would come back.
+    fn mark_to(
+        &self,
+        group: &ServiceGroup,
+        protocol: Protocol,
+        endpoint: SocketAddr,
+    ) -> io::Result<Option<u32>> {
+        let owner = match self.captured.mark_to(&group.label, protocol, endpoint) {
+            Ok(mark) => {
+                if group.comes_back_logged.is_over() {
+                    tracing::info!(
+                        service = %group.label,
+                        "no endpoint that is not used because of its address has been found for a \
+                         minute"
+                    );
+                }
+                return Ok(mark);
+            }
+            Err(owner) => owner,
+        };
+        // From now on, a failure that its callers record does not count.
+        group.eject(endpoint);
+        if group.comes_back_logged.is_first() {
             tracing::warn!(
                 service = %group.label,
                 %endpoint,
-                "this endpoint is not used, because its address is one of Service {owner}, so that \
-                 calls would come back here; give this Service the endpoints of that one, or remove \
+                "this endpoint is not used, because its address is one of Service {owner}, which \
+                 would get the calls; give this Service the endpoints of that one, or remove \
                  addresses of pods from the externalIPs of that one"
             );
         }
-        if owner.is_none() && group.comes_back_logged.is_over() {
-            tracing::info!(
-                service = %group.label,
-                "no endpoint with the address of a Service has been found for a minute"
-            );
-        }
-        owner.is_some()
+        Err(io::Error::other("calls to it would reach a Service"))
     }
 }

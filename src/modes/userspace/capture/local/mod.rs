@@ -59,6 +59,8 @@ pub struct Local {
     is_uncompared: bool,
     /// Whether routing rules of this kernel can match ports; an error says why not.
     ports: Result<(), String>,
+    /// Whether the kernel refused the rule for our mark.
+    refuses_mark: bool,
     /// Whether the kernel had no objects of ours when last observed, and none was added since.
     empty: bool,
     deletions: RouteDeletions,
@@ -80,6 +82,7 @@ impl Local {
                 Some(why) => Err(why.to_owned()),
                 None => Ok(()),
             },
+            refuses_mark: false,
             empty: false,
             deletions: RouteDeletions::open(family)?,
         })
@@ -151,6 +154,11 @@ impl Local {
             }
         }
         Ok(false)
+    }
+
+    /// Returns whether packets with our mark pass.
+    pub fn matches_marks(&self) -> bool {
+        plan::passing(self.family).is_some() && self.ports.is_ok() && !self.refuses_mark
     }
 
     /// Returns false if another process deleted applied routes or rules.
@@ -343,6 +351,8 @@ impl Local {
         environment: Environment,
         report: &mut Report,
     ) {
+        let passing = plan::passing(self.family).map(Object::Rule);
+        self.refuses_mark = passing.is_some_and(|rule| refused.contains_key(&rule));
         if refused.is_empty() {
             self.environment = Some(environment);
             return;

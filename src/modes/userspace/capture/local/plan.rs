@@ -5,6 +5,7 @@
 //!
 //! ```text
 //!  0: from all lookup local                  the kernel's own: the node's addresses
+//! 74: fwmark MARK goto 80                    IPv6: our own to an endpoint with such an address
 //! 77: ipproto tcp dport 80 lookup N          local ADDRESS for each service address with it
 //! 78: ipproto udp dport 1-65534 goto 80
 //! 79: ipproto udp lookup FRAGMENTS           local ADDRESS for each with a UDP port
@@ -41,8 +42,9 @@ use netlink::{
 };
 use nix::libc;
 
-use crate::modes::userspace::capture::{OtherPorts, Target};
+use crate::modes::userspace::capture::{MARK, OtherPorts, Target};
 
+const PRIORITY_PASS: u32 = 74;
 pub(super) const PRIORITY_CLIENT: u32 = 75;
 pub(super) const PRIORITY_SENT_HERE: u32 = 76;
 pub(super) const PRIORITY_PORT: u32 = 77;
@@ -88,7 +90,7 @@ impl Object {
             Object::Route(r) if r.kind == Kind::Prohibit => 1,
             Object::Rule(r) => match r.priority {
                 PRIORITY_REFUSE => 2,
-                PRIORITY_SKIP => 3,
+                PRIORITY_SKIP | PRIORITY_PASS => 3,
                 PRIORITY_PORTLESS => 5,
                 PRIORITY_SENT_HERE => 7,
                 _ => 6,
@@ -124,7 +126,7 @@ impl Object {
             Object::Route(r) => (TABLES..=TABLES_END).contains(&r.table) || r.table == TABLE_LOCAL,
             Object::Rule(r) => {
                 let ours = |table| (TABLES..=TABLES_END).contains(&table);
-                (PRIORITY_CLIENT..=PRIORITY_REFUSE).contains(&r.priority)
+                (PRIORITY_PASS..=PRIORITY_REFUSE).contains(&r.priority)
                     && match r.action {
                         Action::Lookup(table) => ours(table),
                         Action::Goto(priority) => priority == PRIORITY_REFUSE,
@@ -138,6 +140,16 @@ impl Object {
 /// left behind.
 pub fn scratch(family: Family) -> Rule {
     Rule::of_all(family, PRIORITY_PORTLESS, Action::Lookup(TABLES))
+}
+
+/// The rule for packets with our mark, which are routed as if no address but cluster IPs were
+/// captured. IPv4 has none: answers do not have the mark, so that their source, which rules would
+/// deliver here, counts as this node's own, and the kernel drops them (`fib_validate_source`,
+/// verified on Linux 6.18).
+pub fn passing(family: Family) -> Option<Rule> {
+    let rule = Rule::of_all(family, PRIORITY_PASS, Action::Goto(PRIORITY_REFUSE));
+    let mark = Some(MARK);
+    (family == Family::V6).then_some(Rule { mark, ..rule })
 }
 
 /// How packets for one frontend are delivered to this node.
@@ -208,8 +220,9 @@ pub fn objects(frontend: &Frontend, delivery: Delivery, environment: &Environmen
         // IPv6 does not check source addresses against its own.
         objects.push(Object::Address(address));
     }
-    if other_ports == OtherPorts::Refuse {
-        objects.push(route(TABLE_REFUSED, Kind::Prohibit));
+    match other_ports {
+        OtherPorts::Refuse => objects.push(route(TABLE_REFUSED, Kind::Prohibit)),
+        OtherPorts::PassOn => objects.extend(passing(family).map(Object::Rule)),
     }
     if frontend.protocol == Protocol::Udp {
         objects.push(route(ip_protocol.any_port, here));

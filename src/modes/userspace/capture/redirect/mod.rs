@@ -128,6 +128,11 @@ impl Redirect {
         self.features.contains(Extension::Addrtype)
     }
 
+    /// Returns whether rules let packets with our mark pass.
+    pub fn matches_marks(&self) -> bool {
+        self.features.contains(Extension::Mark)
+    }
+
     /// Returns false if another process changed the applied rules, as far as that can be noticed
     /// without reading them.
     pub fn is_unmodified(&mut self) -> bool {

@@ -1,7 +1,7 @@
 //! Plans the nat and filter rules. Pure.
 //!
 //! ```text
-//! nat PREROUTING, OUTPUT → TRIPOD-USERSPACE
+//! nat PREROUTING, OUTPUT (without our mark) → TRIPOD-USERSPACE
 //!     -d SERVICE ADDRESS --dport PORT      → our listener     service addresses first,
 //!     --dst-type LOCAL --dport NODE PORT   → our listener     then node ports
 //! filter INPUT (new connections, all of UDP) → TRIPOD-USERSPACE
@@ -45,11 +45,14 @@ use xtables::{
     extension::Extension,
     features::Features,
     observed::Interest,
-    rule::{CtState, Match, Negatable, Rule, Side, Table, Target as Action},
+    rule::{CtState, Mark, Match, Negatable, Rule, Side, Table, Target as Action},
 };
 
 use super::key::Prefix;
-use crate::{modes::userspace::capture::Target, node::Served};
+use crate::{
+    modes::userspace::capture::{MARK, Target},
+    node::Served,
+};
 
 /// Our chain to which the kernel's chains jump, in table nat and in table filter.
 pub const CHAIN: &str = "TRIPOD-USERSPACE";
@@ -297,9 +300,14 @@ pub fn rule_set(chains: Vec<Chain>, environment: &Environment) -> RuleSet {
             .jump(CHAIN),
         place: Place::Top,
     };
+    let (value, mask) = (MARK, u32::MAX);
+    let own = match environment.features.contains(Extension::Mark) {
+        true => Rule::new().with(Match::Mark(Negatable::IsNot(Mark { value, mask }))),
+        false => Rule::new(),
+    };
     let mut jumps = vec![
         jump(Table::Nat, "PREROUTING", Rule::new()),
-        jump(Table::Nat, "OUTPUT", Rule::new()),
+        jump(Table::Nat, "OUTPUT", own),
     ];
     if environment.tables().contains(&Table::Filter) {
         jumps.push(jump(Table::Filter, "INPUT", state(STATES)));

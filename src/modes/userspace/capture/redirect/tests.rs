@@ -71,7 +71,7 @@ fn rules_follow_are_repaired_and_go() {
             let v4 = ours(Family::V4).await;
             for part in [
                 "-A PREROUTING -m comment",
-                "-A OUTPUT -m comment",
+                "-A OUTPUT -m mark ! --mark 0x54500050 -m comment",
                 "-A INPUT -m conntrack",
                 "--ctstate DNAT -m socket --transparent --nowildcard -j RETURN",
                 "--dport 40000 -j REJECT",

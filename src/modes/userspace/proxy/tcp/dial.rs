@@ -100,11 +100,14 @@ impl<'a> Search<'a> {
                 }
             };
             let shared = &self.ticket.shared;
-            if shared.comes_back(group, net::Protocol::Tcp, endpoint.address) {
-                self.attempts += 1;
-                self.failed(endpoint.address, &"calls to it come back to this process");
-                continue;
-            }
+            let mark = match shared.mark_to(group, net::Protocol::Tcp, endpoint.address) {
+                Ok(mark) => mark,
+                Err(error) => {
+                    self.attempts += 1;
+                    self.failed(endpoint.address, &error);
+                    continue;
+                }
+            };
             if self.attempts > 0 {
                 shared.counters.dial_retries.inc();
             }
@@ -114,7 +117,7 @@ impl<'a> Search<'a> {
             let patience = patience.min(self.limits.time);
             let begun = Instant::now();
             // Boxed, so that a connection does not keep the space for it until its end.
-            let dialed = Box::pin(self.dial(endpoint.address, patience)).await;
+            let dialed = Box::pin(self.dial(endpoint.address, mark, patience)).await;
             self.waited(begun.elapsed());
             match dialed {
                 Ok(stream) => {
@@ -215,10 +218,15 @@ impl<'a> Search<'a> {
         }
     }
 
-    async fn dial(&mut self, endpoint: SocketAddr, patience: Duration) -> io::Result<Stream> {
+    async fn dial(
+        &mut self,
+        endpoint: SocketAddr,
+        mark: Option<u32>,
+        patience: Duration,
+    ) -> io::Result<Stream> {
         let transparent = &self.ticket.shared.transparent;
         if !self.plain && transparent.shows(&self.flow, endpoint) {
-            let dialed = self.dial_as(Some(self.flow.client), endpoint, patience);
+            let dialed = self.dial_as(Some(self.flow.client), endpoint, mark, patience);
             match dialed.await.map_err(|e| (e.kind(), e)) {
                 Ok(stream) => return Ok(stream),
                 // The endpoint itself refused.
@@ -241,22 +249,24 @@ impl<'a> Search<'a> {
                 ),
             }
         }
-        let stream = self.dial_as(None, endpoint, patience).await?;
+        let stream = self.dial_as(None, endpoint, mark, patience).await?;
         transparent.answered_the_node(&self.flow, endpoint);
         Ok(stream)
     }
 
-    /// Connects, from the address of the client `shown` if there is one. If the system has no room
-    /// for another socket, waits for it as long as the search may take.
+    /// Connects, from the address of the client `shown` if there is one, with packets that have
+    /// `mark`. If the system has no room for another socket, waits for it as long as the search may
+    /// take.
     async fn dial_as(
         &self,
         shown: Option<SocketAddr>,
         endpoint: SocketAddr,
+        mark: Option<u32>,
         patience: Duration,
     ) -> io::Result<Stream> {
-        let prepare = |socket: &Socket| match shown {
-            Some(client) => transparent::bind(socket, client),
-            None => Ok(()),
+        let prepare = |socket: &Socket| {
+            mark.map_or(Ok(()), |mark| socket.set_mark(mark))?;
+            shown.map_or(Ok(()), |client| transparent::bind(socket, client))
         };
         let connect = async || {
             let connected = timeout(patience, Stream::connect(endpoint, prepare)).await;

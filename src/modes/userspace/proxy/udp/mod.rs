@@ -197,11 +197,18 @@ enum Local {
 }
 
 /// Creates a socket that is connected to `to`, from the client's own address if `to` may see it;
-/// otherwise, or if that is not possible, from the node's.
-fn connected(shared: &Shared, flow: &Flow, to: SocketAddr) -> Result<(UdpSocket, Local), Failure> {
+/// otherwise, or if that is not possible, from the node's. Its datagrams have `mark`.
+fn connected(
+    shared: &Shared,
+    flow: &Flow,
+    to: SocketAddr,
+    mark: Option<u32>,
+) -> Result<(UdpSocket, Local), Failure> {
     let transparent = &shared.transparent;
+    let set_mark = |socket: &Socket| mark.map_or(Ok(()), |mark| socket.set_mark(mark));
     if transparent.shows(flow, to) {
         let shown = open(to).and_then(|socket| {
+            set_mark(&socket)?;
             let bound = transparent.bind_udp(&socket, flow.client, to)?;
             socket.connect(&to.into())?;
             // Before it was connected, it received datagrams of anyone to the client's port.
@@ -214,7 +221,7 @@ fn connected(shared: &Shared, flow: &Flow, to: SocketAddr) -> Result<(UdpSocket,
             return Ok(shown);
         }
     }
-    let (socket, lease) = shared.udp.ports.connect(to)?;
+    let (socket, lease) = shared.udp.ports.connect(to, set_mark)?;
     let local = Local::Port { _lease: lease };
     Ok((UdpSocket::from_std(socket.into())?, local))
 }

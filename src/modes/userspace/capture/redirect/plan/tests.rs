@@ -145,32 +145,31 @@ fn nat_leads_to_a_steady_address_of_the_node() {
     assert_eq!(v6, None);
 }
 
+/// The jump of the node's own packets.
+const OWN: &str = "OUTPUT -m mark ! --mark 0x54500050 -j TRIPOD-USERSPACE";
+
 #[test]
 fn jumps_are_repaired_to_exactly_one() {
-    let right = "-A PREROUTING -j TRIPOD-USERSPACE\n-A OUTPUT -j TRIPOD-USERSPACE\n";
-    let cases: [(&str, &[&str]); 5] = [
-        (right, &[]),
+    let right = format!("-A PREROUTING -j TRIPOD-USERSPACE\n-A {OWN}\n");
+    let [insert, delete] = ["I", "D"].map(|verb| format!("-{verb} {OWN}"));
+    let cases: [(&str, &[&str]); 6] = [
+        (&right, &[]),
         (
             "-A PREROUTING -j OTHER\n-A OUTPUT -j TRIPOD-USERSPACE-2\n",
-            &[
-                "-I OUTPUT -j TRIPOD-USERSPACE",
-                "-I PREROUTING -j TRIPOD-USERSPACE",
-            ],
+            &[&insert, "-I PREROUTING -j TRIPOD-USERSPACE"],
         ),
+        // As an earlier version wrote it.
         (
-            &format!("{right}-A OUTPUT -j TRIPOD-USERSPACE\n"),
-            &[
-                "-D OUTPUT -j TRIPOD-USERSPACE",
-                "-D OUTPUT -j TRIPOD-USERSPACE",
-                "-I OUTPUT -j TRIPOD-USERSPACE",
-            ],
+            "-A PREROUTING -j TRIPOD-USERSPACE\n-A OUTPUT -j TRIPOD-USERSPACE\n",
+            &["-D OUTPUT -j TRIPOD-USERSPACE", &insert],
         ),
+        (&format!("{right}-A {OWN}\n"), &[&delete, &delete, &insert]),
         (
             &format!("{right}-A POSTROUTING -j TRIPOD-USERSPACE\n"),
             &["-D POSTROUTING -j TRIPOD-USERSPACE"],
         ),
         (
-            "-A PREROUTING -s 192.0.2.0/24 -j TRIPOD-USERSPACE\n-A OUTPUT -j TRIPOD-USERSPACE\n",
+            &format!("-A PREROUTING -s 192.0.2.0/24 -j TRIPOD-USERSPACE\n-A {OWN}\n"),
             &[
                 "-D PREROUTING -s 192.0.2.0/24 -j TRIPOD-USERSPACE",
                 "-I PREROUTING -j TRIPOD-USERSPACE",

@@ -36,8 +36,6 @@ pub(super) struct Begun {
 
 /// Why a flow to an endpoint did not start.
 enum NotBegun {
-    /// Datagrams to the endpoint would come back to this process.
-    ComesBack,
     Full(Full),
     Failed(Failure),
 }
@@ -65,10 +63,6 @@ impl Associations {
                     }
                     return Some((endpoint, flow));
                 }
-                Err(NotBegun::ComesBack) => {
-                    let error = io::Error::other("calls to it come back to this process");
-                    self.unreachable(key, &endpoint, tried, &error);
-                }
                 Err(NotBegun::Full(Full::All)) => return self.exhausted("file descriptors"),
                 Err(NotBegun::Full(Full::Endpoint)) => {
                     full += 1;
@@ -84,7 +78,7 @@ impl Associations {
                 Err(NotBegun::Failed(Failure::Other(e))) if descriptors::exhausted(&e) => {
                     return self.exhausted("file descriptors");
                 }
-                // Usually there is no route to it.
+                // Usually there is no route to it, or datagrams would come back to this process.
                 Err(NotBegun::Failed(Failure::Other(e))) => {
                     self.unreachable(key, &endpoint, tried, &e);
                 }
@@ -123,15 +117,14 @@ impl Associations {
         passed: Option<Passed>,
     ) -> Result<Begun, NotBegun> {
         let (shared, address) = (&self.shared, endpoint.address);
-        if shared.comes_back(&self.group, Protocol::Udp, address) {
-            return Err(NotBegun::ComesBack);
-        }
+        let mark = shared.mark_to(&self.group, Protocol::Udp, address);
+        let mark = mark.map_err(|error| NotBegun::Failed(Failure::Other(error)))?;
         let (place, ended) = shared.udp.flows.begin(&self.group.label, address);
         self.count_ended(ended);
         let place = place.map_err(NotBegun::Full)?;
         let (backend, local, exchange) = match passed {
             None => {
-                let new = connected(shared, flow, address).map_err(NotBegun::Failed)?;
+                let new = connected(shared, flow, address, mark).map_err(NotBegun::Failed)?;
                 (new.0, new.1, Exchange::default())
             }
             Some(passed) => {
