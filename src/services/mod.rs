@@ -59,7 +59,7 @@ pub use owners::{AddressKind, Conflict};
 pub use port::{ServiceName, ServicePort, SessionAffinity, TrafficPolicy};
 pub use port_name::{NameParts, ServicePortName};
 pub use service::{Created, NotServed, Port, Service, Serving};
-pub use service_addresses::ServiceAddresses;
+pub use service_addresses::{ExternalAddresses, ServiceAddresses};
 pub use service_cidr::ServiceCidr;
 pub use slice::{
     EndpointSlice, Hints, Loopback, Owner, SERVICE_LABEL, SliceEndpoint, SliceName, SlicePort,

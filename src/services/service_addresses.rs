@@ -1,12 +1,15 @@
 //! The addresses of all Services, for finding an endpoint that has one of them: packets to such an
 //! endpoint come back to the node, and are not forwarded a second time.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
-use hashbrown::HashMap;
-use net::Protocol;
+use hashbrown::{HashMap, HashSet};
+use net::{Family, Frontend, Protocol};
 
-use super::{AddressKind, ServicePort, ServicePortName};
+use super::{AddressKind, Changes, ServiceMap, ServicePort, ServicePortName};
 
 /// Cluster, external and load-balancer IPs with their ports.
 #[derive(Debug, Default)]
@@ -44,9 +47,97 @@ impl<'a> ServiceAddresses<'a> {
     }
 }
 
+/// External and load-balancer IPs with their ports, which may be the addresses of endpoints of
+/// other Services. Follows the service map.
+#[derive(Debug, Default)]
+pub struct ExternalAddresses {
+    owners: HashMap<Frontend, ServicePortName>,
+    /// Those of each ServicePort that has any.
+    of: HashMap<ServicePortName, Box<[Frontend]>>,
+}
+
+impl ExternalAddresses {
+    /// Applies the `changes` of `family`. Returns the addresses whose owner may have changed.
+    pub fn update(
+        &mut self,
+        family: Family,
+        map: &ServiceMap,
+        changes: &Changes,
+    ) -> HashSet<Frontend> {
+        let external = |port: &ServicePort| -> Box<[Frontend]> {
+            let ips = port.external_ips.iter().chain(&port.load_balancer_ips);
+            let at = |ip: &IpAddr| Frontend::service(port.name.protocol, *ip, port.port);
+            ips.map(at).collect()
+        };
+        let has = |port: &ServicePort| {
+            !port.external_ips.is_empty() || !port.load_balancer_ips.is_empty()
+        };
+        let mut changed = HashSet::new();
+        for name in changes.concerned(family, map, self.of.keys(), has) {
+            for frontend in self.of.remove(&name).unwrap_or_default() {
+                // Another ServicePort may have it by now.
+                if self.owners.get(&frontend) == Some(&name) {
+                    self.owners.remove(&frontend);
+                    changed.insert(frontend);
+                }
+            }
+            let new = map.get(&name).map(|port| external(port));
+            let Some(new) = new.filter(|new| !new.is_empty()) else {
+                continue;
+            };
+            for frontend in &new {
+                self.owners.insert(*frontend, name.clone());
+                changed.insert(*frontend);
+            }
+            self.of.insert(name, new);
+        }
+        changed
+    }
+
+    /// Returns the ServicePort that has `frontend`.
+    pub fn owner(&self, frontend: &Frontend) -> Option<&ServicePortName> {
+        self.owners.get(frontend)
+    }
+}
+
 impl ServicePortName {
     /// Explains why an endpoint with the address of this ServicePort is not used.
     pub fn has_address_of_endpoint(&self) -> String {
         format!("its address is one of Service {self}, so that calls of it reach no endpoint")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::services::service_ports::service_port;
+
+    #[test]
+    fn external_addresses_follow_the_map() {
+        let at = Frontend::service(Protocol::Tcp, [203, 0, 113, 1].into(), 80);
+        let having = |name: &str| ServicePort {
+            external_ips: [at.address.expect("an address")].into(),
+            ..service_port(name, [10, 96, 0, 1])
+        };
+        let names = ["one", "other"].map(|name| service_port(name, [10, 96, 0, 1]).name);
+        let mut addresses = ExternalAddresses::default();
+        let mut owner = |ports: Vec<ServicePort>, full| {
+            let map: ServiceMap = ports.into_iter().collect();
+            let changes = Changes {
+                full,
+                ports: names.iter().filter(|_| !full).cloned().collect(),
+                ..Changes::default()
+            };
+            addresses.update(Family::V4, &map, &changes);
+            addresses
+                .owner(&at)
+                .map(|name| name.service.name.to_string())
+        };
+        for full in [true, false] {
+            for name in ["one", "other", "one"] {
+                assert_eq!(owner(vec![having(name)], full).as_deref(), Some(name));
+            }
+            assert_eq!(owner(vec![service_port("one", [10, 96, 0, 1])], full), None);
+        }
     }
 }

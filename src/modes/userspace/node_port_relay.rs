@@ -1,7 +1,9 @@
 //! The data path of this mode for node ports on addresses that only this node calls, in modes whose
 //! kernel part does not translate such packets.
 //!
-//! Nothing is captured: it listens on the addresses themselves.
+//! Nothing is captured: it listens on the addresses themselves. But the kernel translates packets of
+//! this process like any other, so that an endpoint with the external IP of another Service would be
+//! one of that Service.
 
 use std::{
     io,
@@ -16,7 +18,7 @@ use super::{
     capture::{Extent, Method},
     execute::Executor,
     options::Options,
-    plan::{self, listen::NodeContext},
+    plan::{self, GroupKind, GroupName, listen::NodeContext},
     proxy::counters::Counters,
 };
 use crate::{
@@ -24,7 +26,7 @@ use crate::{
     modes::{Asked, Difference, SyncReport, handover::Handover, state::FamilyState},
     node::Served,
     sched::SchedulerName,
-    services::{Changes, ServiceMap, ServicePort, ServicePortName},
+    services::{Changes, ExternalAddresses, ServiceMap, ServicePort, ServicePortName},
 };
 
 /// Remedy if another program uses a node port.
@@ -75,6 +77,8 @@ pub struct NodePortRelay {
     executor: Executor,
     families: PerFamily<FamilyState<()>>,
     node: NodeContext,
+    /// The addresses that the kernel translates.
+    translated: ExternalAddresses,
     metrics: RelayMetrics,
 }
 
@@ -99,6 +103,7 @@ impl NodePortRelay {
                 node_ports: Arc::new(Served::All),
                 opens_listeners: true,
             },
+            translated: ExternalAddresses::default(),
             metrics,
         })
     }
@@ -142,6 +147,15 @@ impl NodePortRelay {
     }
 
     fn sync_family(&mut self, family: Family, map: &ServiceMap, changes: &Changes) -> SyncReport {
+        let captured = &self.executor.shared().captured;
+        for address in self.translated.update(family, map, changes) {
+            match self.translated.owner(&address) {
+                Some(name) => {
+                    captured.insert(address, &GroupName::of(name, GroupKind::External));
+                }
+                None => captured.remove(&address),
+            }
+        }
         let state = self.families.get_mut(family);
         let extent = Extent::of(state, changes);
         self.executor.count_descriptors(extent);
@@ -264,6 +278,28 @@ mod tests {
             ports: names.iter().map(|port| port.name.clone()).collect(),
             ..Changes::default()
         }
+    }
+
+    #[test]
+    fn an_endpoint_with_the_external_ip_of_another_service_is_not_called() {
+        let web = service("web", 30_011, 7);
+        let endpoint = web.endpoints.all[0].address;
+        let other = ServicePort {
+            external_ips: [endpoint.ip()].into(),
+            port: endpoint.port(),
+            ..service_port("other", [10, 96, 0, 2])
+        };
+        let mut relay = relay();
+        let map = [web.clone(), other.clone()].into_iter().collect();
+        let full = Changes {
+            full: true,
+            ..Changes::default()
+        };
+        sync(&mut relay, &map, &full);
+        assert!(call(30_011).is_err(), "it would reach the other Service");
+        let map = [web].into_iter().collect();
+        sync(&mut relay, &map, &changed(&[&other]));
+        assert_eq!(call(30_011).unwrap(), 7);
     }
 
     #[test]
