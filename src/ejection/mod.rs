@@ -3,7 +3,8 @@
 //!
 //! The kernel notifies of each new connection. Some of those that go to a watched endpoint are
 //! looked up twice (`evidence`). The node connects to an endpoint that does not answer clients;
-//! only if that fails as well, the endpoint is ejected. Ejections go to the service map as events,
+//! only if that fails as well, the endpoint is ejected. One that is the external IP of a Service
+//! cannot be ejected: the connection would be translated, and reach an endpoint of that Service. Ejections go to the service map as events,
 //! as if an object of the cluster had changed. When they are applied, clients that wait for an
 //! answer from an ejected endpoint are sent elsewhere (`waiting`). While no Service requests
 //! ejection, there is no subscription.
@@ -15,7 +16,7 @@ mod watched;
 use std::{
     collections::{BTreeMap, BTreeSet},
     mem,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::Arc,
     time::Duration,
 };
@@ -53,6 +54,7 @@ use crate::{
     config::ModeName,
     events::{self, Recorder},
     log_once::{LogOnce, LoggedFlag},
+    node::addresses,
     runner::AfterSync,
     services::{Batch, Changes, Ejected, Event, Preferences, ServiceMap, ServiceName},
 };
@@ -154,7 +156,12 @@ impl AfterSync for Follower {
 struct Kernel {
     events: Events,
     socket: Socket,
+    /// The node's own addresses, and when they were listed.
+    own: (HashSet<IpAddr>, Instant),
 }
+
+/// How long a list of the node's addresses is used.
+const OWN_FOR: Duration = Duration::from_secs(30);
 
 /// Whether an endpoint answered the node; `None` if unknown.
 type Probed = (SocketAddr, Option<bool>);
@@ -290,6 +297,12 @@ impl Ejector {
             return;
         };
         let now = Instant::now();
+        if kernel.own.1 + OWN_FOR <= now
+            && let Ok(own) = own()
+        {
+            kernel.own = (own, now);
+        }
+        let own = &kernel.own.0;
         let (evidence, watched) = (&mut self.evidence, self.shared.watched.lock());
         let read = kernel.events.drain(|event| {
             let flow = event.flow;
@@ -299,7 +312,7 @@ impl Ejector {
             if flow.protocol != flows::TCP || !is_through_service {
                 return;
             }
-            let Some(service) = watched.called(flow.original.destination, &endpoint) else {
+            let Some(service) = watched.called(flow.original.destination, &endpoint, own) else {
                 return;
             };
             match event.change {
@@ -353,11 +366,21 @@ impl Ejector {
 
     /// Makes the node connect to endpoints that may have failed.
     fn probe(&mut self, now: Instant) {
-        for endpoint in self.evidence.take_probes(now) {
+        let probes = self.evidence.take_probes(now);
+        if probes.is_empty() {
+            return;
+        }
+        let watched = self.shared.watched.lock();
+        for endpoint in probes {
+            let is_translated = watched.is_translated(endpoint);
             let send = self.probed.0.clone();
             tokio::spawn(async move {
+                let answered = match is_translated {
+                    true => None,
+                    false => answers(endpoint).await,
+                };
                 // It fails only when the runtime shuts down.
-                let _ = send.send((endpoint, answers(endpoint).await));
+                let _ = send.send((endpoint, answered));
             });
         }
     }
@@ -420,8 +443,18 @@ impl Kernel {
         }
         let events = Events::of_ends().map_err(|error| error.to_string())?;
         let socket = Socket::open(Protocol::Netfilter).map_err(|error| error.to_string())?;
-        Ok(Kernel { events, socket })
+        let own = own().map_err(|error| error.to_string())?;
+        Ok(Kernel {
+            events,
+            socket,
+            own: (own, Instant::now()),
+        })
     }
+}
+
+/// Lists the addresses at which node ports are called.
+fn own() -> Result<HashSet<IpAddr>, netlink::Error> {
+    Ok(addresses::own()?.into_iter().collect())
 }
 
 /// Waits until the kernel may have notified of new connections.
@@ -430,5 +463,83 @@ async fn arrived(kernel: Option<&Kernel>) {
         // It fails only when the runtime shuts down, which ends this task as well.
         Some(kernel) => drop(kernel.events.arrived().await),
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink::conntrack::flows::{Flow, State, TCP, Tuple};
+
+    use super::*;
+    use crate::services::{ServicePort, ServicePortName, service_ports::service_port};
+
+    /// Fails a connection to the `endpoint` of `web`, and returns the outcome of the node's own
+    /// connection.
+    async fn probed(map: ServiceMap, web: &ServicePortName, endpoint: SocketAddr) -> Option<bool> {
+        let shared = Arc::new(Shared::default());
+        let full = Changes {
+            full: true,
+            ..Changes::default()
+        };
+        shared.watched.lock().update(Family::V4, &map, &full);
+        let mut ejector = Ejector {
+            shared,
+            evidence: Evidence::default(),
+            ejected: unbounded_channel().0,
+            kernel: None,
+            opening: Backoff::new(FIRST_PAUSE, LONGEST_PAUSE),
+            logged: LogOnce::default(),
+            lost: LoggedFlag::default(),
+            in_force: BTreeMap::new(),
+            batches: tokio::sync::mpsc::channel(1).0.downgrade(),
+            unsent: Vec::new(),
+            probed: unbounded_channel(),
+            metrics: Metrics::register(&Registry::new()).unwrap(),
+            recorder: Recorder::nowhere(),
+        };
+        let source = SocketAddr::from(([10, 0, 0, 1], 1));
+        let flow = Flow {
+            protocol: TCP,
+            original: Tuple {
+                source,
+                destination: ([10, 96, 0, 1], 80).into(),
+            },
+            reply: Tuple {
+                source: endpoint,
+                destination: source,
+            },
+            state: State::default(),
+            tuple: Vec::new(),
+            id: None,
+            zone: None,
+        };
+        let now = Instant::now();
+        ejector
+            .evidence
+            .began(web.service.clone(), flow.clone(), now);
+        ejector.evidence.refused(&flow);
+        let later = now + Duration::from_secs(1);
+        let asked = ejector.evidence.next(later).expect("a lookup");
+        assert_eq!(ejector.evidence.found(asked, None, later), None);
+        ejector.probe(later);
+        let (of, answered) = ejector.probed.1.recv().await.expect("an outcome");
+        assert_eq!(of, endpoint);
+        answered
+    }
+
+    #[tokio::test]
+    async fn the_nodes_connection_to_an_external_ip_says_nothing_of_an_endpoint() {
+        let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = server.local_addr().unwrap();
+        let web = service_port("web", [10, 96, 0, 1]);
+        let alone = || [web.clone()].into_iter().collect();
+        assert_eq!(probed(alone(), &web.name, endpoint).await, Some(true));
+        let other = ServicePort {
+            external_ips: [endpoint.ip()].into(),
+            port: endpoint.port(),
+            ..service_port("other", [10, 96, 0, 2])
+        };
+        let both = [web.clone(), other].into_iter().collect();
+        assert_eq!(probed(both, &web.name, endpoint).await, None);
     }
 }

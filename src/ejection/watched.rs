@@ -1,12 +1,17 @@
 //! The endpoints that are watched, and for which Services.
 
-use std::{mem, net::SocketAddr};
+use std::{
+    mem,
+    net::{IpAddr, SocketAddr},
+};
 
 use hashbrown::{HashMap, HashSet};
 use net::{Family, Frontend, Protocol};
 
 use super::evidence::Target;
-use crate::services::{Changes, ServiceMap, ServiceName, ServicePort, ServicePortName};
+use crate::services::{
+    Changes, ExternalAddresses, ServiceMap, ServiceName, ServicePort, ServicePortName,
+};
 
 /// The endpoints of the ServicePorts that request ejection.
 #[derive(Debug, Default)]
@@ -16,6 +21,8 @@ pub struct Watched {
     endpoints: HashMap<SocketAddr, HashSet<ServicePortName>>,
     /// The addresses at which clients call these ServicePorts.
     frontends: HashMap<Frontend, ServicePortName>,
+    /// The addresses at which the kernel also translates packets of this process.
+    translated: ExternalAddresses,
     /// Endpoints that get no new connections any more, until they are taken.
     newly_ejected: HashSet<SocketAddr>,
 }
@@ -26,6 +33,8 @@ struct WatchedPort {
     all: Box<[SocketAddr]>,
     /// The addresses at which clients call it.
     frontends: Box<[Frontend]>,
+    /// The addresses of the node at which its node port belongs to another ServicePort.
+    not_at: Box<[IpAddr]>,
     /// Those that get no new connections, because they are ejected and others are left.
     ejected: HashSet<SocketAddr>,
 }
@@ -34,6 +43,7 @@ impl Watched {
     /// Applies the `changes` of `family`. Returns true if the set of watched endpoints changed, or
     /// some get no new connections any more.
     pub fn update(&mut self, family: Family, map: &ServiceMap, changes: &Changes) -> bool {
+        self.translated.update(family, map, changes);
         let mut changed = false;
         if changes.full {
             let known: Vec<_> = self.ports.keys().cloned().collect();
@@ -107,15 +117,33 @@ impl Watched {
     }
 
     /// Returns the Service through which a client reached `endpoint` at the address `called`, if
-    /// that Service requests ejection.
-    pub fn called(&self, called: SocketAddr, endpoint: &SocketAddr) -> Option<&ServiceName> {
+    /// that Service requests ejection. Other addresses than the node's `own` are no node port.
+    pub fn called(
+        &self,
+        called: SocketAddr,
+        endpoint: &SocketAddr,
+        own: &HashSet<IpAddr>,
+    ) -> Option<&ServiceName> {
         let names = self.endpoints.get(endpoint)?;
-        let family = Family::of(&called.ip());
-        let service = Frontend::service(Protocol::Tcp, called.ip(), called.port());
-        let node_port = Frontend::node_port(Protocol::Tcp, family, called.port());
-        let mut found = [service, node_port].into_iter();
-        let name = found.find_map(|at| self.frontends.get(&at))?;
+        let (ip, port) = (called.ip(), called.port());
+        let service = Frontend::service(Protocol::Tcp, ip, port);
+        let node_port = Frontend::node_port(Protocol::Tcp, Family::of(&ip), port);
+        let name = self.frontends.get(&service).or_else(|| {
+            let name = self
+                .frontends
+                .get(&node_port)
+                .filter(|_| own.contains(&ip))?;
+            let of = self.ports.get(name)?;
+            (!of.not_at.contains(&ip)).then_some(name)
+        })?;
         names.contains(name).then_some(&name.service)
+    }
+
+    /// Returns whether packets of this process to `endpoint` are translated, so that they do not
+    /// show whether it answers.
+    pub fn is_translated(&self, endpoint: SocketAddr) -> bool {
+        let at = Frontend::service(Protocol::Tcp, endpoint.ip(), endpoint.port());
+        self.translated.owner(&at).is_some()
     }
 
     /// Returns the Services that request ejection.
@@ -135,6 +163,7 @@ impl WatchedPort {
                 .collect(),
             frontends: port.frontends().collect(),
             ejected: endpoints.ejected().collect(),
+            not_at: port.node_port_excluded().collect(),
         }
     }
 }
@@ -145,7 +174,7 @@ mod tests {
 
     use super::*;
     use crate::services::{
-        Preferences,
+        AddressKind, Conflict, Preferences,
         service_ports::{endpoint, endpoints, port_name, service_port},
     };
 
@@ -177,8 +206,9 @@ mod tests {
             let changed = watched.update(Family::V4, &map, &changes);
             let has = ["10.1.0.1:80", "10.1.0.2:80"].map(|endpoint| {
                 let called = at("10.96.0.1:80");
-                let service = watched.called(called, &at(endpoint)).cloned();
-                let elsewhere = watched.called(at("10.96.0.2:80"), &at(endpoint));
+                let own = HashSet::new();
+                let service = watched.called(called, &at(endpoint), &own).cloned();
+                let elsewhere = watched.called(at("10.96.0.2:80"), &at(endpoint), &own);
                 assert_eq!(elsewhere, None);
                 service.is_some_and(|service| {
                     watched.has(&Target {
@@ -200,6 +230,43 @@ mod tests {
         assert_eq!(sync(vec![silent, other()], None), (true, [true, false]));
         assert_eq!(sync(vec![], Some("other:http")), (true, [false, false]));
         assert!(watched.is_empty() && watched.ports.is_empty() && watched.frontends.is_empty());
+    }
+
+    #[test]
+    fn a_node_port_is_called_at_addresses_of_the_node_that_no_other_service_has() {
+        let mut web = port("web:http", &["10.1.0.1:80"], true);
+        web.node_port = Some(30080);
+        web.conflicts = [Conflict {
+            kind: AddressKind::NodePort,
+            ip: Some([192, 0, 2, 2].into()),
+            port: 30080,
+            owner: port_name("other:http"),
+            owner_kind: AddressKind::ExternalIp,
+        }]
+        .into();
+        let mut other = service_port("other:http", [10, 96, 0, 2]);
+        other.external_ips = [[10, 1, 0, 2].into()].into();
+        let map: ServiceMap = [web, other].into_iter().collect();
+        let mut watched = Watched::default();
+        let full = Changes {
+            full: true,
+            ..Changes::default()
+        };
+        watched.update(Family::V4, &map, &full);
+        let own = ["192.0.2.1", "192.0.2.2"].map(|ip| ip.parse().unwrap());
+        let own = HashSet::from(own);
+        for (called, expected) in [
+            ("192.0.2.1:30080", true),
+            // Another Service has it as its external IP.
+            ("192.0.2.2:30080", false),
+            // The cluster IP of another Service whose port has the same number.
+            ("10.96.0.2:30080", false),
+        ] {
+            let service = watched.called(at(called), &at("10.1.0.1:80"), &own);
+            assert_eq!(service.is_some(), expected, "{called}");
+        }
+        assert!(watched.is_translated(at("10.1.0.2:80")));
+        assert!(!watched.is_translated(at("10.1.0.1:80")));
     }
 
     #[test]
