@@ -18,7 +18,7 @@ use net::{Family, Protocol};
 pub use self::{
     change::Change,
     client::{Ipvs, Timeouts, is_gone},
-    schedulers::LONGEST_SCHEDULER_NAME,
+    schedulers::{LONGEST_SCHEDULER_NAME, SCHEDULERS},
     table::{TableReal, is_there},
 };
 

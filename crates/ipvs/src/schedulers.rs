@@ -10,6 +10,12 @@ use super::{Ipvs, ServerId, VirtualServer};
 /// `linux/ip_vs.h`, without the NUL).
 pub const LONGEST_SCHEDULER_NAME: usize = 15;
 
+/// The schedulers of the kernel (`net/netfilter/ipvs/Kconfig`). The kernel loads the module
+/// `ip_vs_NAME` for any name, and not all such modules are schedulers: `ip_vs_ftp` is not.
+pub const SCHEDULERS: [&str; 14] = [
+    "rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "fo", "ovf", "mh", "twos",
+];
+
 /// The virtual server that a scheduler is tried with, at an address that no host
 /// has (RFC 5737).
 fn trial() -> ServerId {

@@ -48,7 +48,7 @@ use self::{
     desired::Desired,
     family::{Observation, ServedFamily, Shared, Work},
     observe::{Listing, RealServers},
-    plan::{LINK, asked_scheduler},
+    plan::{LINK, asked_scheduler, may_be_tried},
     rules::{FamilyRules, RuleWriter},
 };
 use super::{
@@ -211,6 +211,7 @@ impl Ipvs {
         let mut node = observe::node_context(&mut self.clients, &self.options, &served, map)?;
         let default = &self.options.scheduler;
         let asked = map.iter().map(|port| asked_scheduler(port, default));
+        let asked = asked.filter(|asked| may_be_tried(asked, default));
         let asked = asked.chain([Arc::clone(default)]);
         node.missing_schedulers = self.clients.missing_schedulers(asked.collect())?;
         if self.desired.set_node(node) {
@@ -256,8 +257,8 @@ impl Ipvs {
             let default = &self.options.scheduler;
             let asked = ports.map(|port| asked_scheduler(port, default));
             // Whether the kernel has the default one is known already.
-            let asked = asked.filter(|asked| asked != default).collect();
-            let missing = self.clients.missing_schedulers(asked)?;
+            let asked = asked.filter(|asked| asked != default && may_be_tried(asked, default));
+            let missing = self.clients.missing_schedulers(asked.collect())?;
             self.desired.add_missing_schedulers(missing);
         }
         // The detected properties of the node may have changed.

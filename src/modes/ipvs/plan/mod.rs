@@ -25,7 +25,7 @@ pub use self::{
     node_context::NodeContext,
     options::{LINK, Options, ROUND_ROBIN, is_excluded},
     rules::{MATCHED_IN_MANGLE, NonEmptySets, interest, rules},
-    servers::{VirtualServer, asked_scheduler},
+    servers::{VirtualServer, asked_scheduler, may_be_tried},
     sets::{Member, Set},
     unsupported::unsupported,
 };

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ipvs::{FALL_BACK, Forwarding as Way, HASH_PORTS, RealServer, ServerId};
+use ipvs::{FALL_BACK, Forwarding as Way, HASH_PORTS, RealServer, SCHEDULERS, ServerId};
 
 use super::{NodeContext, ROUND_ROBIN, options::name_in_kernel};
 use crate::services::{Endpoint, Forwarding, ServicePort, SessionAffinity, TrafficPolicy};
@@ -83,12 +83,25 @@ pub fn asked_scheduler(port: &ServicePort, default: &Arc<str>) -> Arc<str> {
     }
 }
 
+/// Returns whether the kernel may be asked for the scheduler `asked`, where Services that name none
+/// have `default`: whatever name the operator chose, but of the names in annotations only those of
+/// schedulers, because the kernel loads a module of that name.
+pub fn may_be_tried(asked: &Arc<str>, default: &Arc<str>) -> bool {
+    asked == default || SCHEDULERS.contains(&&**asked)
+}
+
 /// Chooses the scheduler of `port`.
 ///
 /// # Errors
 /// With the reason to use [`ROUND_ROBIN`] instead of the scheduler that it asks for.
 pub(super) fn scheduler(port: &ServicePort, node: &NodeContext) -> Result<Arc<str>, String> {
     let asked = asked_scheduler(port, &node.scheduler);
+    if !may_be_tried(&asked, &node.scheduler) {
+        return Err(format!(
+            "{asked:?} is neither a scheduler of IPVS that Tripod knows nor the one of \
+             --ipvs-scheduler, so connections are spread by {ROUND_ROBIN}, which ignores weights"
+        ));
+    }
     if node.missing_schedulers.contains(&asked) {
         return Err(format!(
             "this kernel has no IPVS scheduler {asked:?} (module ip_vs_{asked}), so connections \

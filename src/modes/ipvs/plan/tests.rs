@@ -143,6 +143,26 @@ fn clients_of_dh_are_led_past_endpoints_of_weight_0() {
 }
 
 #[test]
+fn only_schedulers_are_taken_from_annotations() {
+    let port = preferring(Preferences {
+        scheduler: Some("ftp".into()),
+        ..Preferences::default()
+    });
+    let default = &node().scheduler;
+    assert!(!may_be_tried(&asked_scheduler(&port, default), default));
+    assert_eq!(&*plan(&port, &node()).servers[0].scheduler, ROUND_ROBIN);
+    let found = unsupported(&port, &node());
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].why.contains("neither a scheduler"), "{found:?}");
+    let named_by_the_operator = NodeContext {
+        scheduler: "ftp".into(),
+        ..node()
+    };
+    let plan = plan(&port, &named_by_the_operator);
+    assert_eq!(&*plan.servers[0].scheduler, "ftp");
+}
+
+#[test]
 fn a_scheduler_that_the_kernel_lacks_is_reported() {
     let port = preferring(Preferences {
         scheduler: Some("mh".into()),
