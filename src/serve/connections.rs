@@ -24,8 +24,9 @@ const MOST_BYTES: usize = 32 << 20;
 /// The open connections of one server, or of several that share the limit.
 ///
 /// A new connection always gets a place, because it may be the kubelet's probe: if none is left,
-/// the oldest connection of the peer that has most of them is closed. A peer that has used up its
-/// share loses its own oldest one. The same holds for the memory of answers.
+/// the oldest connection of the peer that has most of them is closed, among those to the listener
+/// that has most. A peer that has used up its share at a listener loses its own oldest one there.
+/// The memory of answers is shared by the peers in the same way.
 #[derive(Debug, Default)]
 pub(super) struct Connections {
     open: Mutex<Open>,
@@ -34,12 +35,14 @@ pub(super) struct Connections {
 #[derive(Debug, Default)]
 struct Open {
     next: u64,
+    listeners: u64,
     /// By number, which is the order of age.
     places: BTreeMap<u64, Entry>,
 }
 
 #[derive(Debug)]
 struct Entry {
+    listener: u64,
     peer: IpAddr,
     /// Size of the answer.
     bytes: usize,
@@ -55,18 +58,31 @@ pub(super) struct Place {
 }
 
 impl Connections {
-    /// Makes a place for a connection from `address`.
-    pub(super) fn enter(self: &Arc<Self>, address: IpAddr) -> Place {
+    /// Returns the number of a new listener.
+    pub(super) fn listener(&self) -> u64 {
+        let mut open = self.lock();
+        open.listeners += 1;
+        open.listeners
+    }
+
+    /// Makes a place for a connection to `listener` from `address`.
+    pub(super) fn enter(self: &Arc<Self>, listener: u64, address: IpAddr) -> Place {
         let peer = client(address);
         let mut open = self.lock();
-        if let Some(oldest) = open.to_evict(peer) {
+        if let Some(oldest) = open.to_evict(listener, peer) {
             open.evict(oldest);
         }
         let number = open.next;
         open.next += 1;
         let (evict, evicted) = oneshot::channel();
         let bytes = 0;
-        open.places.insert(number, Entry { peer, bytes, evict });
+        let entry = Entry {
+            listener,
+            peer,
+            bytes,
+            evict,
+        };
+        open.places.insert(number, entry);
         Place {
             connections: Arc::clone(self),
             number,
@@ -80,16 +96,25 @@ impl Connections {
 }
 
 impl Open {
-    /// Chooses the connection to close when one of `peer` arrives, if one must be closed.
-    fn to_evict(&self, peer: IpAddr) -> Option<u64> {
-        let mut own = self.places.iter().filter(|(_, entry)| entry.peer == peer);
+    /// Chooses the connection to close when one of `peer` to `listener` arrives, if one must be
+    /// closed.
+    fn to_evict(&self, listener: u64, peer: IpAddr) -> Option<u64> {
+        let is_own = |entry: &Entry| entry.listener == listener && entry.peer == peer;
+        let mut own = self.places.iter().filter(|(_, entry)| is_own(entry));
         if own.clone().count() >= SHARE {
             return own.next().map(|(number, _)| *number);
         }
         if self.places.len() < MOST {
             return None;
         }
-        oldest_of_largest(self.places.iter(), |_| 1)
+        let mut counts: HashMap<u64, usize> = HashMap::new();
+        for entry in self.places.values() {
+            *counts.entry(entry.listener).or_default() += 1;
+        }
+        let most = counts.values().max();
+        let of_largest = self.places.iter();
+        let of_largest = of_largest.filter(|(_, entry)| counts.get(&entry.listener) == most);
+        oldest_of_largest(of_largest, |_| 1)
     }
 
     /// Closes connections until all answers together take no more than [`MOST_BYTES`], except for
@@ -186,10 +211,10 @@ mod tests {
     #[test]
     fn a_peer_gives_up_its_own_oldest_beyond_its_share() {
         let connections = Arc::new(Connections::default());
-        let probe = connections.enter(address("10.0.0.1"));
+        let probe = connections.enter(1, address("10.0.0.1"));
         // All addresses of one network are one peer.
         let crowd = (0..SHARE + 2).map(|n| address(&format!("2001:db8::{n:x}")));
-        let mut crowd: Vec<_> = crowd.map(|from| connections.enter(from)).collect();
+        let mut crowd: Vec<_> = crowd.map(|from| connections.enter(1, from)).collect();
         assert_eq!(evicted(&mut crowd), [0, 1]);
         assert_eq!(evicted(&mut [probe]), [0; 0]);
         // Dropped places are free.
@@ -201,25 +226,41 @@ mod tests {
     fn the_oldest_of_the_peer_that_has_most_gives_way() {
         let connections = Arc::new(Connections::default());
         let from = |n: usize| address(&format!("::ffff:10.0.{}.{}", n / 250, n % 250));
-        let mut singles: Vec<_> = (0..MOST - 2).map(|n| connections.enter(from(n))).collect();
-        let mut pair = [0, 1].map(|_| connections.enter(from(900)));
-        singles.push(connections.enter(from(901)));
+        let mut singles: Vec<_> = (0..MOST - 2)
+            .map(|n| connections.enter(1, from(n)))
+            .collect();
+        let mut pair = [0, 1].map(|_| connections.enter(1, from(900)));
+        singles.push(connections.enter(1, from(901)));
         assert_eq!(
             (evicted(&mut singles), evicted(&mut pair)),
             (vec![], vec![0])
         );
         // Each peer has one now: the oldest of all is closed.
-        singles.push(connections.enter(from(902)));
+        singles.push(connections.enter(1, from(902)));
         assert_eq!(evicted(&mut singles), [0]);
         assert_eq!(connections.lock().places.len(), MOST);
     }
 
     #[test]
+    fn no_listener_takes_the_places_of_others() {
+        let connections = Arc::new(Connections::default());
+        let from = |n: usize| address(&format!("10.0.{}.{}", n / 250, n % 250));
+        let mut probe = connections.enter(1, address("10.9.0.1"));
+        let crowd = (0..2 * MOST).map(|n| connections.enter(2, from(n)));
+        let mut crowd: Vec<_> = crowd.collect();
+        assert_eq!(evicted(std::slice::from_mut(&mut probe)), [0; 0]);
+        assert_eq!(evicted(&mut crowd).len(), MOST + 1);
+        let _another = connections.enter(3, address("10.9.0.1"));
+        assert_eq!(evicted(&mut [probe]), [0; 0]);
+        assert_eq!(evicted(&mut crowd).len(), 1);
+    }
+
+    #[test]
     fn answers_that_nobody_takes_have_bounded_memory() {
         let connections = Arc::new(Connections::default());
-        let scrape = connections.enter(address("10.0.0.1"));
+        let scrape = connections.enter(1, address("10.0.0.1"));
         scrape.answered().with(MOST_BYTES / 8);
-        let from = |n: u8| connections.enter(IpAddr::from([127, 0, 0, n % 2 + 1]));
+        let from = |n: u8| connections.enter(1, IpAddr::from([127, 0, 0, n % 2 + 1]));
         let mut greedy: Vec<_> = (0..8).map(from).collect();
         for (at, place) in greedy.iter().enumerate() {
             place.answered().with(MOST_BYTES / 4 + at);

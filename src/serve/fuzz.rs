@@ -47,7 +47,7 @@ pub fn read_anything(bytes: &[u8]) -> Vec<u8> {
             let (mut client, server) = duplex(ROOM);
             client.write_all(bytes).await.expect("room for the request");
             client.shutdown().await.expect("the end of the request");
-            let place = Arc::new(Connections::default()).enter(Ipv4Addr::LOCALHOST.into());
+            let place = Arc::new(Connections::default()).enter(1, Ipv4Addr::LOCALHOST.into());
             http::answer_once(server, place.answered(), async |request| {
                 let peer = http::Peer::Elsewhere;
                 http::respond(&request, peer, None, Methods::Read, &**about).await

@@ -304,6 +304,7 @@ pub(super) async fn each_connection<L: Listener, F>(
     F: Future<Output = ()> + Send + 'static,
 {
     let mut connections = JoinSet::new();
+    let number = open.listener();
     loop {
         let accepted = tokio::select! {
             accepted = listener.next() => accepted,
@@ -318,7 +319,7 @@ pub(super) async fn each_connection<L: Listener, F>(
                 continue;
             }
         };
-        let mut place = open.enter(peer);
+        let mut place = open.enter(number, peer);
         let served = serve(stream, place.answered());
         connections.spawn(async move {
             tokio::select! {

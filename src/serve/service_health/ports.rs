@@ -158,7 +158,8 @@ struct Place {
 pub(super) struct Ports {
     pub(super) sockets: HealthListeners,
     pub(super) listeners: Listeners,
-    /// There may be many ports: they share the limit of connections for one server.
+    /// There may be many ports: they share the limit of connections for one server, so that no one
+    /// takes the places of others.
     pub(super) connections: Arc<Connections>,
     pub(super) health: Arc<Health>,
     pub(super) events: Recorder,
