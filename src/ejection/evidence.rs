@@ -29,6 +29,7 @@ use std::{
     collections::VecDeque,
     mem,
     net::{IpAddr, SocketAddr},
+    sync::Arc,
     time::Duration,
 };
 
@@ -51,6 +52,10 @@ const SECOND_LOOKUP: Duration = Duration::from_millis(1050);
 const OF_ENDPOINT: usize = 8;
 const OF_CLIENT: usize = 4;
 const OF_ALL: usize = 512;
+
+/// From half of a limit of all on, only namespaces that use less than this part of it get more:
+/// otherwise one with many endpoints that do not answer would keep others from ejection.
+const SHARE: usize = 8;
 
 /// Number of signs of failure that eject an endpoint.
 const ENOUGH: u32 = 2;
@@ -80,9 +85,10 @@ pub struct Target {
 #[derive(Debug, Default)]
 pub struct Evidence {
     endpoints: HashMap<Target, Known>,
-    /// Endpoints to which the node will connect, and those to which it is connecting.
-    to_probe: Vec<SocketAddr>,
-    probing: HashMap<SocketAddr, Instant>,
+    /// Endpoints to which the node will connect, and those to which it is connecting, each with the
+    /// namespace of the Service that caused that.
+    to_probe: Vec<(SocketAddr, Arc<str>)>,
+    probing: HashMap<SocketAddr, (Instant, Arc<str>)>,
     /// Connections to look up, in the order in which they are due.
     first: VecDeque<Asked>,
     second: VecDeque<Asked>,
@@ -163,9 +169,11 @@ impl Evidence {
         let known = self.endpoints.entry(target).or_default();
         let client = flow.original.source.ip();
         let of_client = known.first.iter().filter(|one| **one == client).count();
+        let waiting = self.first.iter().chain(&self.second);
+        let namespaces = waiting.map(|asked| &asked.service.namespace);
         if known.first.len() >= OF_ENDPOINT
             || of_client >= OF_CLIENT
-            || self.first.len() + self.second.len() >= OF_ALL
+            || !has_room(OF_ALL, namespaces, &service.namespace)
         {
             return;
         }
@@ -250,7 +258,7 @@ impl Evidence {
                 asked.due = now + SECOND_LOOKUP;
                 self.second.push_back(asked);
                 if !known.is_ejected() {
-                    self.probe(target.endpoint);
+                    self.probe(target.endpoint, &target.service);
                 }
                 return None;
             }
@@ -270,26 +278,33 @@ impl Evidence {
         known.failed = known.failed.max(Some(asked.began));
         let verdict = known.decide(now);
         if verdict.is_none() && !known.is_ejected() {
-            self.probe(target.endpoint);
+            self.probe(target.endpoint, &target.service);
         }
         verdict.map(|length| Verdict { target, length })
     }
 
-    /// Makes the node connect to an endpoint, unless it is connecting already.
-    fn probe(&mut self, endpoint: SocketAddr) {
-        let is_free = self.probing.len() + self.to_probe.len() < PROBES;
-        let is_new = !self.probing.contains_key(&endpoint) && !self.to_probe.contains(&endpoint);
-        if is_free && is_new {
-            self.to_probe.push(endpoint);
+    /// Makes the node connect to an endpoint of `service`, unless it is connecting already.
+    fn probe(&mut self, endpoint: SocketAddr, service: &ServiceName) {
+        let mut waiting = self.to_probe.iter();
+        if self.probing.contains_key(&endpoint) || waiting.any(|(of, _)| *of == endpoint) {
+            return;
+        }
+        let namespace = &service.namespace;
+        let waiting = self.to_probe.iter().map(|(_, of)| of);
+        let all = waiting.chain(self.probing.values().map(|(_, of)| of));
+        if has_room(PROBES, all, namespace) {
+            self.to_probe.push((endpoint, Arc::clone(namespace)));
         }
     }
 
     /// Takes the endpoints to which the node should connect now.
     pub fn take_probes(&mut self, now: Instant) -> Vec<SocketAddr> {
         let probes = mem::take(&mut self.to_probe);
+        let endpoints = probes.iter().map(|(endpoint, _)| *endpoint).collect();
+        let begun = probes.into_iter();
         self.probing
-            .extend(probes.iter().map(|endpoint| (*endpoint, now)));
-        probes
+            .extend(begun.map(|(endpoint, of)| (endpoint, (now, of))));
+        endpoints
     }
 
     /// Records whether the endpoint answered the node; `None` if unknown. Returns a verdict for
@@ -301,13 +316,13 @@ impl Evidence {
         now: Instant,
     ) -> Vec<Verdict> {
         let began = self.probing.remove(&endpoint);
-        let (Some(began), Some(answered)) = (began, answered) else {
+        let (Some((began, _)), Some(answered)) = (began, answered) else {
             return Vec::new();
         };
         let of_endpoint = self.endpoints.iter_mut();
         let of_endpoint = of_endpoint.filter(|(target, _)| target.endpoint == endpoint);
         let mut verdicts = Vec::new();
-        let mut again = false;
+        let mut again = None;
         for (target, known) in of_endpoint {
             if answered {
                 known.answers(began);
@@ -317,10 +332,12 @@ impl Evidence {
                 let target = target.clone();
                 verdicts.extend(length.map(|length| Verdict { target, length }));
             }
-            again |= known.is_suspect();
+            if known.is_suspect() {
+                again = Some(target.service.clone());
+            }
         }
-        if again {
-            self.probe(endpoint);
+        if let Some(service) = again {
+            self.probe(endpoint, &service);
         }
         verdicts
     }
@@ -348,6 +365,19 @@ impl Evidence {
             queue.retain(|asked| is_watched(&asked.target()));
         }
     }
+}
+
+/// Returns whether one more of `namespace` has room among those of all `namespaces`, of which there
+/// are at most `most`.
+fn has_room<'a>(
+    most: usize,
+    namespaces: impl Iterator<Item = &'a Arc<str>> + Clone,
+    namespace: &Arc<str>,
+) -> bool {
+    // The number is known without a walk through them.
+    let (number, _) = namespaces.size_hint();
+    let of_namespace = || namespaces.filter(|of| *of == namespace).count();
+    number < most / 2 || number < most && of_namespace() < most / SHARE
 }
 
 impl Known {

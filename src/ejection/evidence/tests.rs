@@ -297,3 +297,34 @@ fn connections_through_one_service_say_nothing_of_another() {
         .collect();
     assert_eq!(names, [&web()]);
 }
+
+#[test]
+fn no_namespace_keeps_others_from_ejection() {
+    let mut evidence = Evidence::default();
+    let now = Instant::now();
+    let of = |namespace: &str| ServiceName {
+        namespace: namespace.into(),
+        name: "web".into(),
+    };
+    let begin = |evidence: &mut Evidence, namespace: &str, number: u16| {
+        let [high, low] = number.to_be_bytes();
+        let mut flow = flow_of(SocketAddr::from(([10, 0, high, low], 1)));
+        flow.reply.source = SocketAddr::from(([10, 1, high, low], 80));
+        evidence.began(of(namespace), flow.clone(), now);
+        evidence.refused(&flow);
+    };
+    // Each connection goes to an endpoint of its own.
+    (0..2000).for_each(|number| begin(&mut evidence, "greedy", number));
+    assert_eq!(evidence.first.len(), OF_ALL / 2);
+    (2000..2100).for_each(|number| begin(&mut evidence, "other", number));
+    assert_eq!(evidence.first.len(), OF_ALL / 2 + OF_ALL / SHARE);
+
+    let later = now + FIRST_LOOKUP;
+    while let Some(asked) = evidence.next(later) {
+        assert_eq!(evidence.found(asked, None, later), None);
+    }
+    let probed = evidence.take_probes(later);
+    let of_other = SocketAddr::from(([10, 1, 7, 208], 80));
+    assert_eq!(probed.len(), PROBES / 2 + PROBES / SHARE);
+    assert!(probed.contains(&of_other), "the first one of the other");
+}
