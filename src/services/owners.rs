@@ -83,8 +83,11 @@ impl fmt::Display for Conflict {
             (AddressKind::ClusterIp, kind) if kind != AddressKind::ClusterIp => {
                 "cluster IPs take precedence"
             }
-            (_, AddressKind::HealthCheckNodePort) => {
+            (AddressKind::NodePort, AddressKind::HealthCheckNodePort) => {
                 "node ports take precedence over health checks"
+            }
+            (_, AddressKind::HealthCheckNodePort) => {
+                "addresses of Services take precedence over health checks"
             }
             (AddressKind::LoadBalancerIp, kind) if kind != AddressKind::LoadBalancerIp => {
                 "load-balancer IPs take precedence over external IPs and node ports"
@@ -347,6 +350,19 @@ impl AddressOwnership {
                     kind: AddressKind::HealthCheckNodePort,
                     ip: None,
                     port: *at,
+                    owner: owner.name(family)?,
+                    owner_kind: owner.kind,
+                })
+            }));
+            // It is answered at the other addresses of the node.
+            let at = self.on_the_node(everywhere);
+            let at = at.filter(|_| index == 0 && owner.is_none());
+            conflicts.extend(at.filter_map(|at| {
+                let owner = self.contenders.get(&at)?.first()?;
+                Some(Conflict {
+                    kind: AddressKind::HealthCheckNodePort,
+                    ip: at.address,
+                    port: at.port,
                     owner: owner.name(family)?,
                     owner_kind: owner.kind,
                 })

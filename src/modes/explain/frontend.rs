@@ -4,7 +4,7 @@ use std::{net::IpAddr, sync::Arc};
 
 use net::{Family, Protocol};
 
-use super::{Behaviour, Packet};
+use super::{Behaviour, OtherPorts, Packet};
 use crate::services::{AddressKind, ServiceMap, ServicePort};
 
 /// Owner of a destination.
@@ -53,8 +53,11 @@ pub(super) fn of<'a>(map: &'a ServiceMap, behaviour: &Behaviour, packet: &Packet
             other = Frontend::OtherPort(port, role);
         }
     }
+    let has = |of: Option<u16>| of == Some(number);
+    // Health checks are HTTP, so that the port is free over other protocols.
+    let is_tcp = packet.protocol == Protocol::Tcp;
+    let check = || ports().find(|port| is_tcp && has(port.health_check_node_port));
     if is_own(behaviour, ip) {
-        let has = |of: Option<u16>| of == Some(number);
         let mut node_ports = ports().filter(|port| {
             has(port.node_port)
                 && port.name.protocol == packet.protocol
@@ -63,13 +66,14 @@ pub(super) fn of<'a>(map: &'a ServiceMap, behaviour: &Behaviour, packet: &Packet
         if let Some(port) = node_ports.next() {
             return Frontend::Of(port, AddressKind::NodePort);
         }
-        // Health checks are HTTP, so that the port is free over other protocols.
-        let mut checks = ports().filter(|port| has(port.health_check_node_port));
-        return match checks.next() {
-            Some(port) if packet.protocol == Protocol::Tcp => Frontend::HealthCheck(port),
-            // Its other ports are the node's own affair.
-            _ => Frontend::None,
-        };
+        // Its other ports are the node's own affair.
+        return check().map_or(Frontend::None, Frontend::HealthCheck);
     }
-    other
+    match (other, behaviour.other_ports) {
+        // The rule that lets health checks pass does not look at addresses, like kube-proxy's.
+        (Frontend::OtherPort(port, role), OtherPorts::RefusedEverywhere) => {
+            check().map_or(Frontend::OtherPort(port, role), Frontend::HealthCheck)
+        }
+        (other, _) => other,
+    }
 }

@@ -202,6 +202,55 @@ fn tripod_answers_health_checks_where_node_ports_are_served() {
 }
 
 #[test]
+fn ipvs_mode_lets_health_checks_pass_at_service_addresses() {
+    let web = ServicePort {
+        health_check_node_port: Some(31_000),
+        ..service_port("web", [10, 96, 0, 1])
+    };
+    let map: ServiceMap = [web].into_iter().collect();
+    let elsewhere = || Served::Within(vec!["198.51.100.0/24".parse().unwrap()]);
+    for (other_ports, served, to, expected) in [
+        (
+            OtherPorts::RefusedEverywhere,
+            Served::All,
+            31_000,
+            Verdict::Answered,
+        ),
+        (
+            OtherPorts::RefusedEverywhere,
+            elsewhere(),
+            31_000,
+            Verdict::Refused,
+        ),
+        (
+            OtherPorts::RefusedEverywhere,
+            Served::All,
+            31_001,
+            Verdict::Refused,
+        ),
+        (
+            OtherPorts::RefusedAtClusterIps,
+            Served::All,
+            31_000,
+            Verdict::Refused,
+        ),
+    ] {
+        let behaviour = Behaviour {
+            other_ports,
+            served: Arc::new(served),
+            ..behaviour(pods())
+        };
+        let packet = Packet {
+            to: ([10, 96, 0, 1], to).into(),
+            protocol: Protocol::Tcp,
+            from: Caller::Outside,
+        };
+        let verdict = decided(&map, &behaviour, &packet).verdict;
+        assert_eq!(verdict, expected, "{other_ports:?} {to}");
+    }
+}
+
+#[test]
 fn a_connection_is_stale_where_new_ones_would_not_go_the_same_way() {
     let map = map();
     let port = map.iter().next().expect("a ServicePort");

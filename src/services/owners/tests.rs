@@ -270,7 +270,7 @@ fn node_ports_and_addresses_of_the_node() {
             &["a: health-check node port * 30080 is the node port of b"],
         ),
         (
-            "an external IP of the node does not lose its port to a health check",
+            "an external IP of the node wins it from a health check, there",
             [
                 (
                     old,
@@ -280,7 +280,7 @@ fn node_ports_and_addresses_of_the_node() {
                 ),
                 (new, at_node(30080)),
             ],
-            &[],
+            &["a: health-check node port 192.0.2.1 30080 is the external IP of b"],
         ),
         (
             "a cluster IP of the node wins it from an older one",
