@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::{SOON, reaches};
-use crate::lab::{BACKEND_PORT, Capture, Lab, Service, ask, eventually, udp_ask};
+use super::{SOON, comes_to_reach, reaches};
+use crate::lab::{BACKEND_PORT, Capture, Lab, Service, ask, eventually, udp, udp_ask, udp_say};
 
 on_each_capture!(
     a_service_whose_endpoint_is_itself_costs_nothing,
@@ -17,6 +17,7 @@ on_each_capture!(
     a_service_whose_endpoint_is_its_external_ip_costs_nothing,
     who_has_the_address_of_an_endpoint_is_named,
     an_endpoint_that_is_an_external_ip_is_reached,
+    a_udp_client_keeps_an_endpoint_that_becomes_an_external_ip,
 );
 
 /// Gives `service` the endpoints `to`, over TCP and UDP.
@@ -155,17 +156,38 @@ fn who_has_the_address_of_an_endpoint_is_named(lab: &mut Lab) {
     }
 }
 
+/// A Service that names the addresses of a pod as its external IPs.
+fn claiming(pod: [IpAddr; 2]) -> Service {
+    let port = |protocol: &str| json!({"name": protocol.to_lowercase(), "protocol": protocol, "port": BACKEND_PORT});
+    Service::new("other", 11)
+        .spec("externalIPs", json!(pod))
+        .spec("ports", json!([port("TCP"), port("UDP")]))
+}
+
+fn a_udp_client_keeps_an_endpoint_that_becomes_an_external_ip(lab: &mut Lab) {
+    lab.add_backends(&["a", "b"]);
+    let web = Service::new("web", 10);
+    lab.publish(&web, &["a"]);
+    let pod = lab.backend("a").host().addresses;
+    let _tripod = lab.tripod();
+    let [_, to] = web.cluster();
+    let socket = udp(&lab.client, to).expect("a socket");
+    assert_eq!(udp_say(&socket, "hello").expect("an answer"), "a");
+    lab.publish(&claiming(pod), &["b"]);
+    let external = SocketAddr::new(pod[1], BACKEND_PORT);
+    comes_to_reach("the external IP", &["b"], || ask(&lab.node, external));
+    for _ in 0..3 {
+        assert_eq!(udp_say(&socket, "hello again").expect("an answer"), "a");
+    }
+}
+
 /// A Service may name the address of another Service's pod as its external IP.
 fn an_endpoint_that_is_an_external_ip_is_reached(lab: &mut Lab) {
     lab.add_backends(&["a", "b"]);
     let web = Service::new("web", 10);
     lab.publish(&web, &["a"]);
     let pod = lab.backend("a").host().addresses;
-    let port = |protocol: &str| json!({"name": protocol.to_lowercase(), "protocol": protocol, "port": BACKEND_PORT});
-    let other = Service::new("other", 11)
-        .spec("externalIPs", json!(pod))
-        .spec("ports", json!([port("TCP"), port("UDP")]));
-    lab.publish(&other, &["b"]);
+    lab.publish(&claiming(pod), &["b"]);
     let tripod = lab.tripod();
     for (to, ip) in web.cluster().into_iter().zip(pod) {
         if lab.capture == Capture::Local && to.is_ipv4() {

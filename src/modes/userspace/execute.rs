@@ -355,7 +355,7 @@ impl Executor {
                 other_ports,
             } => {
                 let passes = diff::marked_passes(&frontend, place, other_ports);
-                self.shared.captured.set_passing(&frontend, passes);
+                self.let_marked_pass(&frontend, passes);
                 let bound = !failed.contains_key(&(kind, place));
                 let group = self.groups.get(&name(kind)).filter(|_| bound);
                 let target = group.map(|group| Target {
@@ -378,6 +378,18 @@ impl Executor {
                     self.lingering.insert(frontend);
                 }
             }
+        }
+    }
+
+    /// Records whether our calls to `frontend` pass capture if they are marked.
+    fn let_marked_pass(&self, frontend: &Frontend, passes: bool) {
+        let is_new = self.shared.captured.set_passing(frontend, passes);
+        if let Some(ip) = frontend.address.filter(|_| is_new && passes)
+            && frontend.protocol == Protocol::Udp
+        {
+            // Datagrams of existing flows do not have the mark.
+            let endpoint = SocketAddr::new(ip, frontend.port);
+            self.shared.udp.end_flows_to(endpoint);
         }
     }
 

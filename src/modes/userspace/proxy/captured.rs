@@ -49,16 +49,16 @@ impl Captured {
         self.set_passing(frontend, false);
     }
 
-    /// Records whether marked packets to `frontend` pass, if the family lets any pass.
-    pub fn set_passing(&self, frontend: &Frontend, passes: bool) {
+    /// Records whether marked packets to `frontend` pass, if the family lets any pass. Returns
+    /// whether that is new.
+    pub fn set_passing(&self, frontend: &Frontend, passes: bool) -> bool {
         if self.passing.read().contains(frontend) == passes {
-            return;
+            return false;
         }
         let mut passing = self.passing.write();
-        if passes {
-            passing.insert(*frontend);
-        } else {
-            passing.remove(frontend);
+        match passes {
+            true => passing.insert(*frontend),
+            false => passing.remove(frontend),
         }
     }
 

@@ -197,6 +197,15 @@ impl Flows {
         state.end_idle(&Of::Endpoint(remote), now, Some(SHORTEST))
     }
 
+    /// Ends all flows to `remote`.
+    pub fn end_to(&self, remote: SocketAddr) {
+        let state = self.state.lock();
+        let queue = state.queues.get(&Of::Endpoint(remote)).into_iter();
+        let flows = queue.flat_map(|queue| &queue.entries);
+        let flows = flows.filter_map(|(flow, _)| flow.upgrade());
+        flows.for_each(|flow| flow.end());
+    }
+
     /// Returns whether there are so many flows that those which seem to be over should end: more
     /// than an eighth of the maximum, or than [`FEW`].
     pub fn are_many(&self) -> bool {

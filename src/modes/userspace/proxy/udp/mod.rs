@@ -66,6 +66,11 @@ impl Resources {
         room.is_for_other_clients(flows, of_service)
     }
 
+    /// Ends all flows to `endpoint`: the next datagram of each client begins a new one.
+    pub fn end_flows_to(&self, endpoint: SocketAddr) {
+        self.flows.end_to(endpoint);
+    }
+
     /// Adapts the maximum number of flows to the `descriptors` that listeners leave now.
     pub fn fit(&self, descriptors: &Descriptors) {
         self.flows.set_most(most(descriptors));

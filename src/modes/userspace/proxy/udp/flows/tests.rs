@@ -187,3 +187,11 @@ async fn a_flow_may_have_been_used_before_this_process_began() {
     place.used();
     assert_eq!(place.idle(), Duration::ZERO);
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_flows_to_one_endpoint_end_together() {
+    let flows = Flows::new(80, 80, TIMEOUT);
+    let places = [1, 1, 2].map(|to| begin(&flows, to));
+    flows.end_to(remote(1));
+    assert_eq!(places.each_ref().map(ends), [true, true, false]);
+}
