@@ -134,10 +134,16 @@ fn row(port: &ServicePort) -> [String; 10] {
         name = format!("{name}:{}", port.port);
     }
     let served = port.addresses.iter().filter(|one| one.unserved.is_none());
-    let addresses = served.map(|address| match &address.ip {
-        Some(ip) if ip.contains(':') => format!("[{ip}]:{}", address.port),
-        Some(ip) => format!("{ip}:{}", address.port),
-        None => format!("node:{}", address.port),
+    let addresses = served.map(|address| {
+        let ports = match address.last_port {
+            Some(last) => format!("{}-{last}", address.port),
+            None => address.port.to_string(),
+        };
+        match &address.ip {
+            Some(ip) if ip.contains(':') => format!("[{ip}]:{ports}"),
+            Some(ip) => format!("{ip}:{ports}"),
+            None => format!("node:{ports}"),
+        }
     });
     let addresses: Vec<_> = addresses.collect();
     let used = port.endpoints.iter().filter(|endpoint| endpoint.in_use);

@@ -239,7 +239,9 @@ mod tests {
         web.conflicts = [Conflict {
             kind: AddressKind::NodePort,
             ip: Some([192, 0, 2, 2].into()),
+            protocol: Protocol::Tcp,
             port: 30080,
+            last_port: None,
             owner: port_name("other:http"),
             owner_kind: AddressKind::ExternalIp,
         }]

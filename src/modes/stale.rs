@@ -2,6 +2,8 @@
 //! answer any more, or do not translate although something would answer now; and connections of
 //! other protocols that began before anything served where they were made.
 
+mod ranges;
+
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
     net::SocketAddr,
@@ -21,6 +23,7 @@ use netlink::{
 use nix::errno::Errno;
 use tokio::task::{JoinError, spawn_blocking};
 
+use self::ranges::{RangeFlows, StaleRange};
 use crate::{
     log_once::LogOnce,
     modes::Metrics,
@@ -58,6 +61,9 @@ fn serving(port: &ServicePort) -> HashSet<Source> {
 #[derive(Debug, Default, PartialEq)]
 struct Patterns {
     udp: Vec<Match>,
+    /// Flows to ranges of ports, those of `udp` that stay and others that are deleted; `None`: there
+    /// are none.
+    ranges: Option<RangeFlows>,
     /// Frontends of which connections are deleted that were neither translated nor answered.
     untranslated: HashSet<Frontend>,
 }
@@ -77,7 +83,9 @@ fn patterns(family: Family, map: &ServiceMap, stale: &Stale) -> Patterns {
     };
     let sources = |gone: &BTreeSet<SocketAddr>| gone.iter().copied().map(Source::from).collect();
     let mut found = Patterns::default();
-    let mut answered = HashMap::new();
+    let addresses =
+        |gone: &BTreeSet<SocketAddr>| Arc::new(gone.iter().map(SocketAddr::ip).collect());
+    let (mut answered, mut ranges) = (HashMap::new(), Vec::new());
     for port in ports {
         let former = stale.ports.get(&port.name);
         let begun = stale.all || former.is_some_and(|former| former.begun);
@@ -85,6 +93,22 @@ fn patterns(family: Family, map: &ServiceMap, stale: &Stale) -> Patterns {
             if begun && port.endpoints.any_taken_here() {
                 found.untranslated.extend(port.frontends());
             }
+            continue;
+        }
+        if port.is_range() {
+            let gone = former
+                .map(|former| addresses(&former.gone))
+                .unwrap_or_default();
+            let stale = |at| StaleRange {
+                at,
+                begun,
+                gone: Arc::clone(&gone),
+            };
+            ranges.extend(
+                port.frontends()
+                    .map(stale)
+                    .filter(|_| begun || !gone.is_empty()),
+            );
             continue;
         }
         let serving = Arc::new(serving(port));
@@ -102,7 +126,15 @@ fn patterns(family: Family, map: &ServiceMap, stale: &Stale) -> Patterns {
         }
     }
     for (_, former) in former() {
-        for at in &former.lost {
+        let (lost_ranges, lost): (Vec<Frontend>, Vec<Frontend>) =
+            former.lost.iter().partition(|at| at.last_port.is_some());
+        let gone = addresses(&former.gone);
+        ranges.extend(lost_ranges.into_iter().map(|at| StaleRange {
+            at,
+            begun: true,
+            gone: Arc::clone(&gone),
+        }));
+        for at in &lost {
             let now = answered.get(at).map(|now| (**now).clone());
             let reply = match (at.address, now) {
                 (Some(_), None) => Reply::Any,
@@ -114,6 +146,11 @@ fn patterns(family: Family, map: &ServiceMap, stale: &Stale) -> Patterns {
     }
     let is_empty = |reply: &Reply| matches!(reply, Reply::From(gone) if gone.is_empty());
     found.udp.retain(|one| !is_empty(&one.reply));
+    // A node port is looked for at addresses of ranges, too.
+    let may_be_of_ranges = map.counts().get(family).ranges > 0
+        && found.udp.iter().any(|one| one.destination.is_none());
+    found.ranges =
+        (may_be_of_ranges || !ranges.is_empty()).then(|| RangeFlows::new(family, map, ranges));
     found
 }
 
@@ -186,7 +223,7 @@ impl StaleFlows {
             return None;
         }
         let begun = Instant::now();
-        let udp = delete(family, patterns.udp).await;
+        let udp = delete_unless(family, patterns.udp, patterns.ranges).await;
         let others = delete_untranslated(family, patterns.untranslated).await;
         match udp.and_then(|udp| Ok(udp + others?)) {
             Ok(count) => {
@@ -235,7 +272,16 @@ pub struct Failure {
 /// # Errors
 /// When the kernel could not be asked, or did not delete them.
 pub async fn delete(family: Family, matches: Vec<Match>) -> Result<usize, Failure> {
-    if matches.is_empty() {
+    delete_unless(family, matches, None).await
+}
+
+/// The same, except flows that `ranges` keep; and deletes those to ranges that are stale.
+async fn delete_unless(
+    family: Family,
+    matches: Vec<Match>,
+    ranges: Option<RangeFlows>,
+) -> Result<usize, Failure> {
+    if matches.is_empty() && ranges.is_none() {
         return Ok(0);
     }
     // The socket belongs to the network namespace of the thread that opens it;
@@ -243,7 +289,15 @@ pub async fn delete(family: Family, matches: Vec<Match>) -> Result<usize, Failur
     let socket = Socket::open(netlink::Protocol::Netfilter);
     let work = move || {
         let mut socket = socket?;
-        flows::delete(&mut socket, family, &matches)
+        let Some(ranges) = ranges else {
+            return flows::delete(&mut socket, family, &matches);
+        };
+        let others = flows::delete_if(&mut socket, family, &matches, |flow| !ranges.keeps(flow))?;
+        let to_ranges = ranges.matches();
+        let stale = flows::delete_if(&mut socket, family, &to_ranges, |flow| {
+            ranges.is_stale(flow)
+        })?;
+        Ok(others + stale)
     };
     deleted(blocking(work).await)
 }

@@ -132,6 +132,15 @@ impl Reason {
     }
 
     /// The limits of connections, which some modes do not have.
+    /// A range of ports, in modes that have no rule for so many ports.
+    pub fn of_ports(port: &ServicePort) -> Option<Reason> {
+        let why = "these ports are not served, because each would need a rule or a socket of its \
+                   own; nftables mode serves them";
+        port.is_range()
+            .then(|| Reason::new(Preferences::PORTS, why))
+    }
+
+    /// The limits that are not honoured if the kernel forwards connections.
     pub fn of_limits(preferences: &Preferences) -> impl Iterator<Item = Reason> {
         let why = "the kernel forwards connections, and nothing counts them when they begin; \
                    nftables and userspace mode do";

@@ -16,7 +16,7 @@ use hashbrown::{HashMap, HashSet};
 use net::Family;
 use netlink::{
     Error, Protocol, Socket, addresses,
-    conntrack::flows::{self, Flow, TCP},
+    conntrack::flows::{self, Flow, Match, TCP},
 };
 use parking_lot::Mutex;
 use prometheus::{IntCounter, Registry};
@@ -173,5 +173,7 @@ fn connections(family: Family, gone: &HashMap<ServicePortName, Gone>) -> Result<
     let own: HashSet<IpAddr> = own.into_iter().map(|own| own.address).collect();
     let lost = gone::Lost::new(gone, own);
     let mut socket = Socket::open(Protocol::Netfilter)?;
-    flows::list_if(&mut socket, family, TCP, |flow| lost.has(flow))
+    flows::list_if(&mut socket, family, &[Match::all(TCP)], |flow| {
+        lost.has(flow)
+    })
 }

@@ -15,7 +15,7 @@ const MOST_FRONTENDS: usize = 16_384;
 const MOST_ADDRESSES: usize = 4_096;
 
 /// Maximum number of triples of a port, a load-balancer IP and a range of clients of one Service.
-const MOST_RANGES: usize = 65_536;
+pub(super) const MOST_RANGES: usize = 65_536;
 
 impl Serving {
     /// Keeps the first load-balancer IPs and then the first external IPs, as many as fit with the
@@ -78,6 +78,7 @@ mod tests {
             name: "".into(),
             protocol: Protocol::Tcp,
             port: 80,
+            last_port: None,
             node_port: None,
         };
         Serving {

@@ -108,6 +108,7 @@ fn without_endpoints(
         name: ServicePortName::new(&service.name, port, family),
         cluster_ip: Some(cluster_ip),
         port: port.port,
+        last_port: port.last_port,
         node_port: port.node_port,
         external_ips: of_family(&serving.external_ips),
         load_balancer_ips: of_family(&serving.load_balancer_ips),
@@ -118,7 +119,10 @@ fn without_endpoints(
         session_affinity: serving.session_affinity,
         internal_traffic_policy: serving.internal_traffic_policy,
         external_traffic_policy: serving.external_traffic_policy,
-        health_check_node_port: serving.health_check_node_port,
+        // It belongs to the Service as a whole, of which a range is an addition.
+        health_check_node_port: serving
+            .health_check_node_port
+            .filter(|_| port.last_port.is_none()),
         most_hash_entries: most_hash_entries(serving),
         preferences: service.preferences.clone(),
         endpoints: Arc::default(),
@@ -173,7 +177,7 @@ fn candidates<'a>(
 ) -> Vec<Candidate<'a>> {
     let mut found = Vec::new();
     for slice in slices {
-        for target in targets(port, slice) {
+        for target_port in targets(port, slice) {
             for endpoint in &slice.endpoints {
                 if Family::of(&endpoint.address) != family {
                     continue;
@@ -181,7 +185,7 @@ fn candidates<'a>(
                 let last_ready = changing.last_ready.endpoints.contains(&endpoint.identity);
                 found.push(Candidate {
                     endpoint: Endpoint {
-                        address: SocketAddr::new(endpoint.address, target.port),
+                        address: SocketAddr::new(endpoint.address, target_port),
                         local: endpoint.node_name.as_ref() == Some(&node.name),
                         ready: endpoint.ready || last_ready,
                         serving: endpoint.serving,
@@ -217,11 +221,15 @@ fn candidates<'a>(
     found
 }
 
-/// Selects the ports of `slice` by which its endpoints serve `port`.
-fn targets<'a>(port: &'a Port, slice: &'a EndpointSlice) -> impl Iterator<Item = &'a SlicePort> {
-    let serves =
-        move |other: &&SlicePort| other.name == port.name && other.protocol == port.protocol;
-    slice.ports.iter().filter(serves)
+/// Selects the ports of `slice` by which its endpoints serve `port`. A range is served by all
+/// endpoints, at the ports that clients call, for which 0 stands.
+fn targets<'a>(port: &'a Port, slice: &'a EndpointSlice) -> impl Iterator<Item = u16> {
+    let is_range = port.last_port.is_some();
+    let serves = move |other: &&SlicePort| {
+        !is_range && other.name == port.name && other.protocol == port.protocol
+    };
+    let named = slice.ports.iter().filter(serves).map(|target| target.port);
+    named.chain(is_range.then_some(0))
 }
 
 /// Returns the endpoints that are left out because of their addresses, sorted, without duplicates.
@@ -234,7 +242,7 @@ fn forbidden<'a>(
     for slice in slices {
         let of_family = |ip: &&IpAddr| Family::of(ip) == family;
         for ip in slice.forbidden.iter().filter(of_family) {
-            found.extend(targets(port, slice).map(|target| SocketAddr::new(*ip, target.port)));
+            found.extend(targets(port, slice).map(|target_port| SocketAddr::new(*ip, target_port)));
         }
     }
     found.into_iter().collect()

@@ -8,7 +8,8 @@ use super::{Absence, Grown, TrafficPolicy};
 /// whether traffic may go there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// Address and port at which it listens.
+    /// Address and port at which it listens; port 0: at each port of the range that clients call
+    /// ([`ServicePort::last_port`](super::ServicePort::last_port)).
     pub address: SocketAddr,
     /// Whether it runs on this node.
     pub local: bool,
@@ -81,6 +82,20 @@ impl Endpoint {
     /// `publishNotReadyAddresses` makes such endpoints of those that are not ready.
     pub fn may_have_flows(&self) -> bool {
         self.ready || self.serving
+    }
+
+    /// Returns whether it gets what is sent to `address`.
+    pub fn is_at(&self, address: SocketAddr) -> bool {
+        self.address == address || self.address == SocketAddr::new(address.ip(), 0)
+    }
+}
+
+/// Returns the address of an endpoint in words: those that have all ports of a range are shown
+/// without one.
+pub fn endpoint_words(address: SocketAddr) -> String {
+    match address.port() {
+        0 => address.ip().to_string(),
+        _ => address.to_string(),
     }
 }
 

@@ -4,7 +4,12 @@
 
 use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
-use super::{invalid::Inspection, names::Names, wire::Meta};
+use super::{
+    invalid::Inspection,
+    names::Names,
+    port_ranges::{self, PortRange},
+    wire::Meta,
+};
 use crate::duration;
 
 /// The longest name of a scheduler in bytes (`IP_VS_SCHEDNAME_MAXLEN` of the kernel's
@@ -63,6 +68,9 @@ pub struct Preferences {
     pub when_none_ready: Option<WhenNoneReady>,
     /// `tripod.proxy/reset`: which connections end with a reset; `None` if not given or malformed.
     pub reset: Option<Reset>,
+    /// `tripod.proxy/ports`: ranges of ports that are forwarded port for port, in addition to the
+    /// ports in the spec; empty if not given or malformed.
+    pub ports: Box<[PortRange]>,
     /// Annotations whose values cannot be parsed, each with the reason. They count as not given.
     pub malformed: Vec<(&'static str, String)>,
     /// Why the Service is not served at all its addresses: there are too many; `None` if it is.
@@ -112,6 +120,8 @@ impl Preferences {
             .into_iter()
             .filter_map(|(what, most)| Some((what, most?)))
     }
+    /// Annotation with ranges of ports that are forwarded port for port.
+    pub const PORTS: &str = "tripod.proxy/ports";
 }
 
 /// Which endpoints are used when none is ready.
@@ -262,14 +272,9 @@ fn weight_in(setting: Setting<'_>, inspection: &mut Inspection) -> Option<u16> {
     weight
 }
 
-/// Reads the requests of a Service, if there are any. They include malformed values, and the reason
-/// why it has too many addresses: these concern only this Service, and the runner reports them in
-/// an Event.
-pub(super) fn preferences(
-    metadata: &Meta,
-    too_many_addresses: Option<String>,
-    names: &mut Names,
-) -> Option<Arc<Preferences>> {
+/// Reads the requests of a Service. They include malformed values: these concern only this Service,
+/// and the runner reports them in an Event.
+pub(super) fn preferences(metadata: &Meta, names: &mut Names) -> Preferences {
     let mut malformed = Vec::new();
     let mut read = Reader {
         metadata,
@@ -279,7 +284,7 @@ pub(super) fn preferences(
         .into_iter()
         .find(|key| setting(metadata, key).is_some())
         .and_then(|key| read.value(key, |value| scheduler_name(value).map(str::to_owned)));
-    let preferences = Preferences {
+    Preferences {
         scheduler: scheduler.map(|name| names.share(&name)),
         forwarding: read.value(Preferences::FORWARDING, |value| {
             let known = Forwarding::ALL.into_iter().find(|f| f.as_str() == value);
@@ -307,10 +312,12 @@ pub(super) fn preferences(
             "gone" => Ok(Reset::Gone),
             _ => Err("reset is gone; no connection is reset".to_owned()),
         }),
+        ports: read
+            .value(Preferences::PORTS, port_ranges::parse)
+            .unwrap_or_default(),
         malformed,
-        too_many_addresses,
-    };
-    (preferences != Preferences::default()).then(|| Arc::new(preferences))
+        too_many_addresses: None,
+    }
 }
 
 /// Reads which steps may be retried. A mistake must not cause a request to be delivered twice: the
@@ -414,8 +421,8 @@ mod tests {
 
     fn preferences_of(annotations: &[(&str, &str)]) -> Option<Preferences> {
         let metadata = metadata(&[], annotations);
-        let preferences = preferences(&metadata, None, &mut Names::default());
-        preferences.map(|preferences| (*preferences).clone())
+        let preferences = preferences(&metadata, &mut Names::default());
+        (preferences != Preferences::default()).then_some(preferences)
     }
 
     fn warnings(inspection: Inspection) -> Vec<String> {
@@ -481,6 +488,7 @@ mod tests {
             (Preferences::SLOW_START, "60s"),
             (Preferences::WHEN_NONE_READY, "last"),
             (Preferences::RESET, "gone"),
+            (Preferences::PORTS, "10000-20000/UDP"),
             ("other.example/scheduler", "sh"),
         ]);
         let expected = Preferences {
@@ -496,6 +504,7 @@ mod tests {
             slow_start: Some(Duration::from_secs(60)),
             when_none_ready: Some(WhenNoneReady::Last),
             reset: Some(Reset::Gone),
+            ports: port_ranges::parse("10000-20000/UDP").expect("a range"),
             malformed: vec![],
             too_many_addresses: None,
         };

@@ -26,6 +26,7 @@ mod owners;
 mod passing;
 mod port;
 mod port_name;
+mod port_ranges;
 mod select;
 mod service;
 mod service_addresses;
@@ -43,7 +44,7 @@ pub(crate) mod service_ports;
 
 pub use absence::{Absence, Missing};
 pub use changes::{Changes, Former, MOST_WAITING, Stale};
-pub use endpoint::{Endpoint, Endpoints, NotUsed, Reach};
+pub use endpoint::{Endpoint, Endpoints, NotUsed, Reach, endpoint_words};
 pub use extensions::{
     DEFAULT_WEIGHT, Forwarding, Preferences, ProxyProtocol, Reset, Retry, SETTLED, WEIGHT,
     WhenNoneReady,
@@ -58,6 +59,7 @@ pub use oddity::Oddity;
 pub use owners::{AddressKind, Conflict};
 pub use port::{ServiceName, ServicePort, SessionAffinity, TrafficPolicy};
 pub use port_name::{NameParts, ServicePortName};
+pub use port_ranges::PortRange;
 pub use service::{Created, NotServed, Port, Service, Serving};
 pub use service_addresses::{ExternalAddresses, ServiceAddresses};
 pub use service_cidr::ServiceCidr;
@@ -82,6 +84,8 @@ pub struct Counts {
     pub internal_elsewhere: usize,
     /// Those whose external traffic policy is Local, and which have endpoints only elsewhere.
     pub external_elsewhere: usize,
+    /// Those that are ranges of ports.
+    pub ranges: usize,
 }
 
 /// Every ServicePort that this node should serve.
@@ -168,6 +172,9 @@ impl ServiceMap {
         step(&mut counts.all);
         if port.has_node_port() {
             step(&mut counts.node_ports);
+        }
+        if port.is_range() {
+            step(&mut counts.ranges);
         }
         if port.endpoints.are_elsewhere(port.internal_traffic_policy) {
             step(&mut counts.internal_elsewhere);

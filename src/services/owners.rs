@@ -8,12 +8,20 @@
 //! order in which objects arrive, so all nodes decide alike, also after a restart. Only among
 //! Services without a time of creation, as in a folder of manifests, the Service that is already
 //! served keeps the address.
+//!
+//! A range of ports (`tripod.proxy/ports`) is owned as a whole, and only by the Service that takes
+//! precedence over all others at its address (`ranges`). Exact ports of others with a role of the same
+//! precedence are exceptions within it.
+
+mod ranges;
 
 use std::{
+    borrow::Cow,
     cmp::Ordering,
     collections::BTreeSet,
     fmt,
     net::{IpAddr, SocketAddr},
+    num::NonZeroU16,
     sync::Arc,
 };
 
@@ -21,6 +29,7 @@ use hashbrown::{HashMap, HashSet, hash_map::Entry};
 use net::{Family, Frontend, Protocol};
 use smallvec::SmallVec;
 
+use self::ranges::Ranges;
 use super::{Created, Service, ServiceName, ServicePort, ServicePortName};
 
 /// The role of an address for the ServicePort that names it. The first two take precedence over
@@ -58,9 +67,13 @@ pub struct Conflict {
     pub kind: AddressKind,
     /// The address; `None`: the node port on every address of the node.
     pub ip: Option<IpAddr>,
-    /// The port at that address.
+    /// The protocol of the port.
+    pub protocol: Protocol,
+    /// The port at that address, or the first one of a range.
     pub port: u16,
-    /// The ServicePort that owns it.
+    /// The last port of a range; `None`: it is no range.
+    pub last_port: Option<NonZeroU16>,
+    /// The ServicePort that owns it; of a range, its address.
     pub owner: ServicePortName,
     /// Role of the address for its owner.
     pub owner_kind: AddressKind,
@@ -73,12 +86,16 @@ impl fmt::Display for Conflict {
             Some(ip) => write!(f, "{kind} {}", SocketAddr::new(*ip, *port))?,
             None => write!(f, "{kind} {port}")?,
         }
-        let owner = &self.owner;
-        write!(
-            f,
-            " ({}) is not served for this Service: Service {owner} has it as its {}, and ",
-            owner.protocol, self.owner_kind
-        )?;
+        if let Some(last) = self.last_port {
+            write!(f, "-{last}")?;
+        }
+        let (protocol, owner) = (self.protocol, &self.owner);
+        write!(f, " ({protocol}) is not served for this Service: Service ")?;
+        match self.last_port {
+            Some(_) => write!(f, "{} has this address", owner.service)?,
+            None => write!(f, "{owner} has it")?,
+        }
+        write!(f, " as its {}, and ", self.owner_kind)?;
         f.write_str(match (self.owner_kind, self.kind) {
             (AddressKind::ClusterIp, kind) if kind != AddressKind::ClusterIp => {
                 "cluster IPs take precedence"
@@ -114,19 +131,23 @@ impl Contender {
         self.service.name == *service && usize::from(self.port) == port
     }
 
-    /// Orders contenders: the first of them owns the address. Health checks are last: a process
+    /// The precedence of its role; the least takes precedence. Health checks are last: a process
     /// answers them, and packets to node ports are translated before they reach it.
+    fn class(&self) -> u8 {
+        match self.kind {
+            AddressKind::ClusterIp => 0,
+            AddressKind::LoadBalancerIp => 1,
+            AddressKind::ExternalIp | AddressKind::NodePort => 2,
+            AddressKind::HealthCheckNodePort => 3,
+        }
+    }
+
+    /// Orders contenders: the first of them owns the address.
     fn rank(&self, other: &Contender) -> Ordering {
         fn key(contender: &Contender) -> impl Ord + '_ {
             let service = &contender.service;
-            let class = match contender.kind {
-                AddressKind::ClusterIp => 0,
-                AddressKind::LoadBalancerIp => 1,
-                AddressKind::ExternalIp | AddressKind::NodePort => 2,
-                AddressKind::HealthCheckNodePort => 3,
-            };
             (
-                class,
+                contender.class(),
                 service.created,
                 contender.since,
                 &service.name,
@@ -167,7 +188,9 @@ fn named_addresses(service: &Arc<Service>) -> Vec<(Frontend, Contender)> {
             (&serving.load_balancer_ips, AddressKind::LoadBalancerIp),
         ] {
             for ip in ips {
-                add(Frontend::service(port.protocol, *ip, port.port), kind);
+                let exact = Frontend::service(port.protocol, *ip, port.port);
+                let last_port = port.last_port;
+                add(Frontend { last_port, ..exact }, kind);
             }
         }
         let node_port = port
@@ -212,6 +235,8 @@ fn add(contenders: &mut Contenders, new: Contender) -> bool {
 #[derive(Debug, Default)]
 pub(super) struct AddressOwnership {
     contenders: HashMap<Frontend, Contenders>,
+    /// Where Services name ranges of ports, which are not among those above.
+    ranges: Ranges,
     /// The node's own addresses that serve node ports.
     node: BTreeSet<IpAddr>,
     /// Number of the current batch.
@@ -235,7 +260,13 @@ impl AddressOwnership {
     ) {
         let undated = new.is_some_and(|new| new.created == Created::UNKNOWN);
         let mut since = HashMap::new();
+        let mut of_ranges = HashMap::new();
         for (address, contender) in old.into_iter().flat_map(named_addresses) {
+            if let Some(ip) = address.address
+                && let Some(before) = self.ranges.remove(ip, &contender.service.name)
+            {
+                of_ranges.insert(ip, before);
+            }
             let Entry::Occupied(mut place) = self.contenders.entry(address) else {
                 continue;
             };
@@ -254,14 +285,32 @@ impl AddressOwnership {
             }
         }
         for (address, mut contender) in new.into_iter().flat_map(named_addresses) {
+            let ip = address.address;
             if undated {
-                contender.since = since.get(&address).copied().unwrap_or(self.batch);
+                let before = match address.last_port {
+                    Some(_) => ip.and_then(|ip| of_ranges.get(&ip)),
+                    None => since.get(&address),
+                };
+                let before = before.filter(|before| **before != 0);
+                contender.since = before.copied().unwrap_or(self.batch);
+            }
+            if let Some(ip) = ip {
+                self.ranges.add(ip, &contender);
+            }
+            if address.last_port.is_some() {
+                continue;
             }
             let contenders = self.contenders.entry(address).or_default();
             if add(contenders, contender) {
                 self.mark_dirty(address, dirty);
             }
         }
+    }
+
+    /// Decides who owns the ranges that changed in this batch. Adds to `dirty` the Services that may
+    /// own more or fewer addresses as a result.
+    pub(super) fn settle_ranges(&mut self, dirty: &mut HashSet<ServiceName>) {
+        self.ranges.settle(&self.contenders, dirty);
     }
 
     /// Sets the addresses of the node that serve node ports. Adds to `dirty` the Services that may
@@ -298,24 +347,27 @@ impl AddressOwnership {
     pub(super) fn leave_owned(&self, service: &ServiceName, index: usize, port: &mut ServicePort) {
         let mut conflicts = Vec::new();
         let protocol = port.name.protocol;
-        let mut owns = |kind, address: Frontend| match self
-            .owner(&address)
-            .filter(|c| !c.is_port_of(service, index))
+        let mut owns = |kind, address: Frontend| match self.owner_instead(&address, service, index)
         {
             None => true,
             Some(contender) => {
                 conflicts.extend(contender.name(address.family).map(|owner| Conflict {
                     kind,
                     ip: address.address,
+                    protocol,
                     port: address.port,
+                    last_port: address.last_port,
                     owner,
                     owner_kind: contender.kind,
                 }));
                 false
             }
         };
-        let number = port.port;
-        let at = |ip: &IpAddr| Frontend::service(protocol, *ip, number);
+        let (number, last_port) = (port.port, port.last_port);
+        let at = |ip: &IpAddr| Frontend {
+            last_port,
+            ..Frontend::service(protocol, *ip, number)
+        };
         port.cluster_ip = port
             .cluster_ip
             .filter(|ip| owns(AddressKind::ClusterIp, at(ip)));
@@ -349,7 +401,9 @@ impl AddressOwnership {
                 Some(Conflict {
                     kind: AddressKind::HealthCheckNodePort,
                     ip: None,
+                    protocol: Protocol::Tcp,
                     port: *at,
+                    last_port: None,
                     owner: owner.name(family)?,
                     owner_kind: owner.kind,
                 })
@@ -362,7 +416,9 @@ impl AddressOwnership {
                 Some(Conflict {
                     kind: AddressKind::HealthCheckNodePort,
                     ip: at.address,
+                    protocol: Protocol::Tcp,
                     port: at.port,
+                    last_port: None,
                     owner: owner.name(family)?,
                     owner_kind: owner.kind,
                 })
@@ -370,6 +426,29 @@ impl AddressOwnership {
             owner.is_none()
         });
         port.conflicts = conflicts.into();
+    }
+
+    /// Finds the owner of `address` if that is not port `index` of `service`. Ranges of Services whose
+    /// role has precedence over that of the owner come before it, except node ports: ranges are not
+    /// served at addresses of the node.
+    fn owner_instead(
+        &self,
+        address: &Frontend,
+        service: &ServiceName,
+        index: usize,
+    ) -> Option<Cow<'_, Contender>> {
+        if address.last_port.is_some() {
+            let owner = self.ranges.owner_instead(address.address?, service);
+            return owner.map(Cow::Borrowed);
+        }
+        let exact = self.owner(address);
+        let range = self.ranges.owner_of(address).filter(|range| {
+            exact.is_none_or(|exact| {
+                exact.kind != AddressKind::NodePort && range.class() < exact.class()
+            })
+        });
+        let owner = range.map(Cow::Owned).or(exact.map(Cow::Borrowed));
+        owner.filter(|owner| !owner.is_port_of(service, index))
     }
 
     /// Finds the owner of `address`, among ServicePorts that name an address of the node and those

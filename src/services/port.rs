@@ -4,6 +4,8 @@
 use std::{
     fmt,
     net::IpAddr,
+    num::NonZeroU16,
+    ops::RangeInclusive,
     sync::{Arc, LazyLock},
     time::Duration,
 };
@@ -63,8 +65,11 @@ pub struct ServicePort {
     pub name: ServicePortName,
     /// The cluster IP of this family; `None` if another ServicePort owns it.
     pub cluster_ip: Option<IpAddr>,
-    /// The port on cluster, external and load-balancer IPs.
+    /// The port on cluster, external and load-balancer IPs, or the first one of a range.
     pub port: u16,
+    /// The last port of a range (`tripod.proxy/ports`); `None`: it is no range. Packets to a range
+    /// keep their port, so that the addresses of its endpoints have port 0. It has no node port.
+    pub last_port: Option<NonZeroU16>,
     /// The port on the node's addresses, except those that are
     /// [excluded](ServicePort::node_port_excluded); `None` if it has no node port.
     pub node_port: Option<u16>,
@@ -105,11 +110,34 @@ impl ServicePort {
         self.cluster_ip.into_iter().chain(named.copied())
     }
 
+    /// Returns the frontend at which clients call its port, or range of ports, of an address.
+    pub fn at(&self, ip: IpAddr) -> Frontend {
+        Frontend {
+            last_port: self.last_port,
+            ..Frontend::service(self.name.protocol, ip, self.port)
+        }
+    }
+
+    /// Returns all ports at which it is served on cluster, external and load-balancer IPs.
+    pub fn ports(&self) -> RangeInclusive<u16> {
+        self.port..=self.last_port.map_or(self.port, NonZeroU16::get)
+    }
+
+    /// Returns whether it is a range of ports, which is forwarded port for port.
+    pub fn is_range(&self) -> bool {
+        self.last_port.is_some()
+    }
+
+    /// Returns whether its Service has ranges of ports.
+    pub fn has_ranges(&self) -> bool {
+        self.is_range() || !self.preferences().ports.is_empty()
+    }
+
     /// Returns the frontends at which clients call it: all its [`addresses`](Self::addresses), and
     /// its node port.
     pub fn frontends(&self) -> impl Iterator<Item = Frontend> {
         let (protocol, family) = (self.name.protocol, self.name.family);
-        let at = move |ip| Frontend::service(protocol, ip, self.port);
+        let at = move |ip| self.at(ip);
         let node_port = self.node_port;
         let node_port = node_port.map(|port| Frontend::node_port(protocol, family, port));
         self.addresses().map(at).chain(node_port)
@@ -158,14 +186,16 @@ impl ServicePort {
 
     /// Returns whether its connections to endpoints that are gone end with a reset.
     pub fn is_resetting(&self) -> bool {
-        self.preferences().reset == Some(Reset::Gone) && self.name.protocol == Protocol::Tcp
+        let is_asked = self.preferences().reset == Some(Reset::Gone);
+        is_asked && self.name.protocol == Protocol::Tcp && !self.is_range()
     }
 
-    /// Like [`is_ejecting`](Self::is_ejecting), where some endpoint is in use although it is not ready, or none is. Over UDP it is
-    /// not visible whether one answers.
+    /// Like [`is_ejecting`](Self::is_ejecting), where some endpoint is in use although it is not
+    /// ready, or none is. Over UDP it is not visible whether one answers, and of the ports of a range
+    /// none may be in use.
     pub(super) fn may_eject(&self, any_last_ready: bool) -> bool {
         let is_asked = self.preferences().eject == Some(true) || any_last_ready;
-        is_asked && self.name.protocol == Protocol::Tcp
+        is_asked && self.name.protocol == Protocol::Tcp && !self.is_range()
     }
 
     /// The name of the scheduler that the Service requests, else `default`. If that is `rr`, which

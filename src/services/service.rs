@@ -1,6 +1,6 @@
 //! A Service object, reduced to what proxying needs.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{net::IpAddr, num::NonZeroU16, sync::Arc, time::Duration};
 
 use hashbrown::HashSet;
 use ipnet::IpNet;
@@ -121,8 +121,11 @@ pub struct Port {
     pub name: Arc<str>,
     /// Protocol of the port.
     pub protocol: Protocol,
-    /// Port on the Service's addresses.
+    /// Port on the Service's addresses, or the first one of a range.
     pub port: u16,
+    /// Last port of a range (`tripod.proxy/ports`), which is forwarded port for port; `None`: it is
+    /// a port of the spec.
+    pub last_port: Option<NonZeroU16>,
     /// Port on the node's addresses; `None` if it has no node port.
     pub node_port: Option<u16>,
 }
@@ -147,16 +150,17 @@ impl Service {
             name: names.share(object_name),
         };
         let spec = service.spec.clone().unwrap_or_default();
-        let mut too_many = None;
+        let mut preferences = extensions::preferences(metadata, names);
         let serving = match not_served(service, &spec) {
             Some(reason) => Err(reason),
             None => {
                 let mut serving = serving(&spec, service, &mut inspection, names)?;
-                too_many = serving.limit_addresses();
+                preferences.too_many_addresses = serving.limit_addresses();
+                serving.add_ranges(&mut preferences, names);
                 Ok(serving)
             }
         };
-        let preferences = extensions::preferences(metadata, too_many, names);
+        let preferences = (preferences != Preferences::default()).then(|| Arc::new(preferences));
         Ok(inspection.finish(Service {
             name,
             created: Created::of(metadata),
@@ -303,6 +307,7 @@ fn ports(
             name,
             protocol,
             port: inspection.port(at("port"), port.port)?,
+            last_port: None,
             node_port: inspection.optional_port(at("nodePort"), port.node_port)?,
         });
     }

@@ -11,7 +11,7 @@ use net::{Family, Frontend, Protocol};
 
 use super::{AddressKind, Changes, ServiceMap, ServicePort, ServicePortName};
 
-/// Cluster, external and load-balancer IPs with their ports.
+/// Cluster, external and load-balancer IPs with their ports, without ranges of ports.
 #[derive(Debug, Default)]
 pub struct ServiceAddresses<'a> {
     owners: HashMap<(Protocol, SocketAddr), (&'a ServicePortName, AddressKind)>,
@@ -21,7 +21,7 @@ impl<'a> ServiceAddresses<'a> {
     /// Collects the addresses of `ports`.
     pub fn of(ports: impl Iterator<Item = &'a Arc<ServicePort>>) -> ServiceAddresses<'a> {
         let mut owners = HashMap::new();
-        for port in ports {
+        for port in ports.filter(|port| !port.is_range()) {
             let name = &port.name;
             for (ips, kind) in [
                 (port.cluster_ip.as_slice(), AddressKind::ClusterIp),

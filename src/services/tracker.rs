@@ -212,6 +212,7 @@ impl Tracker {
                 Event::Ejected(ejected) => self.set_ejected(ejected, &mut dirty),
             }
         }
+        self.ownership.settle_ranges(&mut dirty);
         let networks_changed = self.set_service_networks();
         if zone != self.this.zone {
             dirty.extend(self.services_where(EndpointSlice::has_zone_hints));

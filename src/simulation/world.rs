@@ -46,6 +46,8 @@ pub(super) struct Spec {
     scheduler: Option<&'static str>,
     slow_start: bool,
     limits: bool,
+    /// It has a range of ports, too, which contains the port of each Service.
+    port_range: bool,
     endpoints: Vec<Endpoint>,
 }
 
@@ -249,6 +251,7 @@ impl Spec {
             scheduler: random.one(&[None, None, None, Some("rr"), Some("sh")]),
             slow_start: random.chance(250),
             limits: random.chance(250),
+            port_range: random.chance(250),
             endpoints,
         }
     }
@@ -269,6 +272,7 @@ impl Spec {
                 next.scheduler = other.scheduler;
                 next.slow_start = other.slow_start;
                 next.limits = other.limits;
+                next.port_range = other.port_range;
             }
             4 => {
                 next.node_port = other.node_port;

@@ -102,8 +102,11 @@ pub struct Address {
     pub kind: String,
     /// The IP address; `None`: the node's addresses that serve node ports.
     pub ip: Option<String>,
-    /// The port at this address.
+    /// The port at this address, or the first one of a range.
     pub port: u16,
+    /// The last port of a range (`tripod.proxy/ports`); `None`: it is no range.
+    #[serde(default)]
+    pub last_port: Option<u16>,
     /// Why it is served nowhere on this node, with the remedy; `None` if it is served.
     #[serde(default)]
     pub unserved: Option<String>,

@@ -128,7 +128,8 @@ impl Objects {
         let mut found = Vec::new();
         for cluster_ip in &serving.cluster_ips {
             let family = Family::of(cluster_ip);
-            for port in &serving.ports {
+            // A server need not listen at all ports of a range.
+            for port in serving.ports.iter().filter(|port| port.last_port.is_none()) {
                 let name = ServicePortName::new(&service.name, port, family);
                 let at = |kind, ip| Frontend {
                     kind,

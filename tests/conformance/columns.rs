@@ -241,6 +241,10 @@ pub fn ipvs_without_reject(column: &Column) -> bool {
     ipvs(column) && column.without == Some("reject")
 }
 
+pub fn nftables_without_fib(column: &Column) -> bool {
+    nftables(column) && column.without == Some("nft-fib")
+}
+
 pub fn ipvs_without_wrr(column: &Column) -> bool {
     ipvs(column) && column.without == Some("ipvs-wrr")
 }

@@ -32,14 +32,18 @@ pub enum Why {
     RoundRobinInstead,
     LoopbackIsRelayed,
     HashesPorts,
+    NoRanges,
 }
 
 const NOBODY_HERE: &str = "With `internalTrafficPolicy: Local` and no endpoint on the node, \
     kube-proxy's iptables mode drops packets. In this mode nothing listens at the address, so the \
     client is refused at once.";
 
+const NO_RANGES: &str = "Only nftables mode with fib serves ranges of ports (`tripod.proxy/ports`); an \
+    Event on the Service reports this.";
+
 impl Why {
-    pub const ALL: [Why; 21] = [
+    pub const ALL: [Why; 22] = [
         Why::ClientHidden,
         Why::NoSctpInUserspace,
         Why::NobodyHereIsRefused,
@@ -61,6 +65,7 @@ impl Why {
         Why::RoundRobinInstead,
         Why::LoopbackIsRelayed,
         Why::HashesPorts,
+        Why::NoRanges,
     ];
 
     pub fn text(self) -> &'static str {
@@ -138,6 +143,7 @@ impl Why {
             Why::HashesPorts => {
                 "In ipvs mode `mh` also hashes the client's port, as in kube-proxy."
             }
+            Why::NoRanges => NO_RANGES,
         }
     }
 }

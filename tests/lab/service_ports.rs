@@ -45,6 +45,7 @@ pub fn service_port(text: &str, cluster_ip: impl Into<IpAddr>) -> ServicePort {
         name: port_name(text).in_family(Family::of(&cluster_ip)),
         cluster_ip: Some(cluster_ip),
         port: 80,
+        last_port: None,
         node_port: None,
         external_ips: Box::default(),
         load_balancer_ips: Box::default(),

@@ -7,6 +7,7 @@ mod limits;
 mod localhost;
 mod order;
 mod programs;
+mod ranges;
 mod repair;
 
 use std::process::Command;

@@ -3,6 +3,8 @@
 use std::{
     fmt,
     net::{IpAddr, SocketAddr},
+    num::NonZeroU16,
+    ops::RangeInclusive,
 };
 
 use super::{Family, Protocol};
@@ -16,8 +18,10 @@ pub struct Frontend {
     pub family: Family,
     /// The service address; `None`: a node port, on the node's own addresses.
     pub address: Option<IpAddr>,
-    /// The port that clients call.
+    /// The port that clients call, or the first one of a range of ports.
     pub port: u16,
+    /// The last port of a range, which may have a single port; `None`: it is no range.
+    pub last_port: Option<NonZeroU16>,
 }
 
 impl Frontend {
@@ -28,6 +32,15 @@ impl Frontend {
             family: Family::of(&address),
             address: Some(address),
             port,
+            last_port: None,
+        }
+    }
+
+    /// Returns a service address with the ports from `first` to `last`.
+    pub fn range(protocol: Protocol, address: IpAddr, first: u16, last: NonZeroU16) -> Frontend {
+        Frontend {
+            last_port: Some(last),
+            ..Frontend::service(protocol, address, first)
         }
     }
 
@@ -38,15 +51,27 @@ impl Frontend {
             family,
             address: None,
             port,
+            last_port: None,
         }
+    }
+
+    /// Returns all ports that clients call.
+    pub fn ports(&self) -> RangeInclusive<u16> {
+        self.port..=self.last_port.map_or(self.port, NonZeroU16::get)
     }
 }
 
 impl fmt::Display for Frontend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.address {
-            Some(ip) => write!(f, "{}/{}", SocketAddr::new(ip, self.port), self.protocol),
-            None => write!(
+        match (self.address, self.last_port) {
+            (Some(ip), Some(last)) => {
+                let first = SocketAddr::new(ip, self.port);
+                write!(f, "{first}-{last}/{}", self.protocol)
+            }
+            (Some(ip), None) => {
+                write!(f, "{}/{}", SocketAddr::new(ip, self.port), self.protocol)
+            }
+            (None, _) => write!(
                 f,
                 "{} node port {}/{}",
                 self.family, self.port, self.protocol

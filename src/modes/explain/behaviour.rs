@@ -89,10 +89,12 @@ pub struct Rules {
     pub pass_marked: bool,
     /// The node's addresses that they know, in addition to loopback; `None`: all.
     pub known: Option<Vec<IpAddr>>,
+    /// They serve ranges of ports (`tripod.proxy/ports`).
+    pub ranges: bool,
 }
 
 impl Rules {
-    /// Returns rules that can do everything.
+    /// Returns rules that can do all that the modes have in common.
     pub fn complete() -> Rules {
         Rules {
             refuse: true,
@@ -100,6 +102,7 @@ impl Rules {
             countable: u32::MAX,
             pass_marked: true,
             known: None,
+            ranges: false,
         }
     }
 }

@@ -146,7 +146,7 @@ pub fn stale(
         return stays.then_some(Stale::Untranslated);
     };
     let mut usage = port.endpoints.usage();
-    match usage.find(|(endpoint, _)| endpoint.address == at) {
+    match usage.find(|(endpoint, _)| endpoint.is_at(at)) {
         Some((_, why)) => why.map(Stale::NotUsed),
         None => Some(Stale::Gone),
     }

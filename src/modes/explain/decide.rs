@@ -244,6 +244,9 @@ impl Way<'_> {
         self.explanation.served_by = Some((port.name.clone(), role));
         let name = &port.name;
         self.step(format!("it is the {role} of {name} ({})", name.protocol));
+        if port.is_range() {
+            self.step("its port is in a range, which is forwarded port for port");
+        }
         let Properties { mode, carrier, .. } = self.behaviour.properties;
         if *carrier == Carrier::Sockets && name.protocol == Protocol::Sctp {
             let verdict = match role {
@@ -490,8 +493,12 @@ impl Way<'_> {
         };
         let whole: f64 = chosen.iter().map(|endpoint| weight(endpoint)).sum();
         let is_known = matches!(selection, Selection::Equal | Selection::Weighted);
+        let to = |endpoint: &Endpoint| match port.is_range() {
+            true => SocketAddr::new(endpoint.address.ip(), self.packet.to.port()),
+            false => endpoint.address,
+        };
         let candidates = chosen.iter().map(|endpoint| Candidate {
-            address: endpoint.address,
+            address: to(endpoint),
             share: is_known.then(|| weight(endpoint) / whole),
         });
         self.explanation.candidates = candidates.collect();
@@ -503,11 +510,18 @@ impl Way<'_> {
             count => format!("{count} endpoints take connections: {}", selection.words()),
         };
         self.end(Verdict::Forwarded, count);
-        self.limits(port.preferences());
+        if !port.is_range() {
+            self.limits(port.preferences());
+        }
         let SessionAffinity::ClientIp { timeout } = port.session_affinity else {
             return;
         };
         self.step(match (self.behaviour.rules.remember, selection) {
+            (_, Selection::Hashed) if self.behaviour.rules.ranges && port.has_ranges() => {
+                "sessionAffinity is ClientIP: the client's address determines the endpoint, for all \
+                 ports and ranges of the Service"
+                    .to_owned()
+            }
             (true, _) => format!(
                 "sessionAffinity is ClientIP: a client that called within {} s stays on the same \
                  endpoint",

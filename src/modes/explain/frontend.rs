@@ -38,16 +38,24 @@ pub(super) fn is_own(behaviour: &Behaviour, ip: IpAddr) -> bool {
 }
 
 /// Finds the owner of the destination of `packet`. Service addresses come before node ports, and an
-/// address that two Services name belongs to its owner alone.
+/// address that two Services name belongs to its owner alone. Ranges of ports come last, and are not
+/// served at addresses of the node.
 pub(super) fn of<'a>(map: &'a ServiceMap, behaviour: &Behaviour, packet: &Packet) -> Frontend<'a> {
     let (ip, number) = (packet.to.ip(), packet.to.port());
     let family = Family::of(&ip);
     let ports = || map.of_family(family);
-    let mut other = Frontend::None;
+    let (mut other, mut range) = (Frontend::None, None);
     for port in ports() {
         let Some(role) = role(port, ip) else { continue };
-        if port.port == number && port.name.protocol == packet.protocol {
-            return Frontend::Of(port, role);
+        if port.is_range() && !behaviour.rules.ranges {
+            continue;
+        }
+        if port.ports().contains(&number) && port.name.protocol == packet.protocol {
+            let found = Frontend::Of(port, role);
+            if !port.is_range() {
+                return found;
+            }
+            range = Some(found);
         }
         if matches!(other, Frontend::None) || role == AddressKind::ClusterIp {
             other = Frontend::OtherPort(port, role);
@@ -68,6 +76,9 @@ pub(super) fn of<'a>(map: &'a ServiceMap, behaviour: &Behaviour, packet: &Packet
         }
         // Its other ports are the node's own affair.
         return check().map_or(Frontend::None, Frontend::HealthCheck);
+    }
+    if let Some(range) = range {
+        return range;
     }
     match (other, behaviour.other_ports) {
         // The rule that lets health checks pass does not look at addresses, like kube-proxy's.

@@ -366,6 +366,7 @@ fn what_rules_cannot_do_here_is_said() {
             countable: 0,
             pass_marked: false,
             known: Some(vec![ip("192.0.2.1")]),
+            ranges: false,
         },
         own: vec![ip("192.0.2.1"), ip("192.0.2.2")],
         ..behaviour(pods())

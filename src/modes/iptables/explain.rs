@@ -76,6 +76,7 @@ fn rules(options: &plan::Options) -> Rules {
         countable: 0,
         pass_marked: false,
         known: (!has(Extension::Addrtype)).then(|| options.node_addresses.clone()),
+        ranges: false,
     }
 }
 

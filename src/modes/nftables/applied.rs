@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use nftables::Element;
+use nftables::{Element, Set};
 
 use super::plan::{
-    ClientMap, Options, ServiceElements, SetId, SharedChain, SharedElement, Slots, plan,
+    ClientMap, Options, ServiceElements, SetId, Sets, SharedChain, SharedElement, Slots, plan,
 };
 use crate::{
     modes::references::References,
@@ -106,6 +106,13 @@ impl Applied {
             SharedChain::Remember(map, _) => Some((map, chain)),
             _ => None,
         })
+    }
+
+    /// The sets of the table that have elements which follow from ServicePorts.
+    pub fn sets<'a>(&'a self, sets: &'a Sets) -> impl Iterator<Item = (SetId, &'a Arc<Set>)> {
+        let has_ranges = self.chains.count(&SharedChain::RangeHooks) > 0;
+        let of_ranges = sets.of_ranges().filter(move |_| has_ranges);
+        sets.of(&self.options).chain(of_ranges)
     }
 
     /// The elements that the table should have, except those that do not depend on ServicePorts.

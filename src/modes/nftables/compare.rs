@@ -96,7 +96,7 @@ fn compare_sets(
     for (set, elements) in contents.sets {
         listed.insert(set.name.clone(), (set, elements));
     }
-    for (id, set) in sets.of(&applied.options) {
+    for (id, set) in applied.sets(sets) {
         let object = format!("set {}", set.name);
         let Some((there, elements)) = listed.remove(&*set.name) else {
             differences.push(Difference::new(None, object, Found::Missing));
@@ -113,7 +113,10 @@ fn compare_sets(
     }
     let maps = applied.client_maps();
     let maps = maps.map(|(map, _)| (Some(&map.port), map.set()));
-    let of_chains = applied.chains.iter().filter_map(SharedChain::set);
+    let of_chains = applied.chains.iter().filter_map(|chain| match chain {
+        SharedChain::Limit(limits) => limits.clients(),
+        _ => None,
+    });
     let of_chains = of_chains.map(|set| (None, Arc::new(set)));
     for (owner, desired) in maps.chain(of_chains) {
         let found = match listed.remove(&*desired.name) {

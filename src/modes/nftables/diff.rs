@@ -167,16 +167,13 @@ impl Change {
         }
         let new: fn(u32, u32) -> bool = |before, after| before == 0 && after > 0;
         let old: fn(u32, u32) -> bool = |before, after| before > 0 && after == 0;
-        batch.chains(
-            &turned(&applied.chains, &self.chains, new),
-            &applied.options,
-            sets,
-        );
         let (mut gone, mut sets_gone) = (Vec::new(), Vec::new());
         for chain in turned(&applied.chains, &self.chains, old) {
             gone.extend(chain.names());
-            sets_gone.extend(chain.set());
+            sets_gone.extend(chain.sets(sets));
         }
+        let come = turned(&applied.chains, &self.chains, new);
+        batch.chains(&come, &mut gone, &applied.options, sets);
         let (mut removed, mut added) = (self.removed, self.added);
         for (turn, by_set) in [(old, &mut removed), (new, &mut added)] {
             for shared in turned(&applied.shared, &self.shared, turn) {
@@ -196,7 +193,7 @@ impl Change {
             batch.transaction.delete_chain(name);
         }
         let maps_gone = self.maps_removed.iter().map(ClientMap::set);
-        for set in maps_gone.chain(sets_gone.into_iter().map(Arc::new)) {
+        for set in maps_gone.chain(sets_gone) {
             batch.transaction.delete_set(&set);
         }
         let mut stale = self.stale;
@@ -283,16 +280,26 @@ impl Batch {
         self.change = other.change;
     }
 
-    fn chains(&mut self, chains: &[&SharedChain], options: &Options, sets: &Sets) {
-        for set in chains.iter().filter_map(|chain| chain.set()) {
-            self.transaction.add_set(&Arc::new(set));
+    /// Adds chains. Those that are among the `gone` ones by their names get other rules, and stay.
+    fn chains(
+        &mut self,
+        chains: &[&SharedChain],
+        gone: &mut Vec<String>,
+        options: &Options,
+        sets: &Sets,
+    ) {
+        for set in chains.iter().flat_map(|chain| chain.sets(sets)) {
+            self.transaction.add_set(&set);
         }
         let all: Vec<_> = chains
             .iter()
             .flat_map(|chain| chain.chains(options, sets))
             .collect();
         for (chain, _) in &all {
-            self.transaction.add_chain(chain.clone());
+            match gone.iter().position(|name| **name == *chain.name) {
+                None => self.transaction.add_chain(chain.clone()),
+                Some(at) => self.transaction.flush_chain(gone.remove(at)),
+            };
         }
         for (chain, rules) in all {
             for rule in rules {

@@ -9,7 +9,7 @@ use super::StatusApi;
 use crate::{
     config::ModeName,
     runner::question::{self, Verdict},
-    services::{AddressKind, NotUsed, ServiceAddresses, ServicePort},
+    services::{AddressKind, Endpoint, NotUsed, ServiceAddresses, ServicePort, endpoint_words},
     status_api::{Candidate, PassedOver},
 };
 
@@ -65,7 +65,7 @@ pub(super) fn candidates(
     let node = |address| {
         let all = port.map(|port| port.endpoints.all.iter());
         let mut all = all.into_iter().flatten();
-        let endpoint = all.find(|endpoint| endpoint.address == address)?;
+        let endpoint = all.find(|endpoint| endpoint.is_at(address))?;
         endpoint.node_name.as_ref().map(ToString::to_string)
     };
     let candidates = explanation.candidates.iter();
@@ -82,12 +82,12 @@ pub(super) fn passed_over(
     explanation: &question::Explanation,
     port: Option<&ServicePort>,
 ) -> Vec<PassedOver> {
-    let is_used = |address| {
+    let is_used = |endpoint: &Endpoint| {
         let mut candidates = explanation.candidates.iter();
-        candidates.any(|candidate| candidate.address == address)
+        candidates.any(|candidate| endpoint.is_at(candidate.address))
     };
     let usage = port.into_iter().flat_map(|port| port.endpoints.usage());
-    let others = usage.filter(|(endpoint, _)| !is_used(endpoint.address));
+    let others = usage.filter(|(endpoint, _)| !is_used(endpoint));
     let not_used = |address| {
         let mut passed_over = explanation.passed_over.iter();
         if let Some((_, why)) = passed_over.find(|(of, _)| *of == address) {
@@ -104,7 +104,7 @@ pub(super) fn passed_over(
     };
     others
         .map(|(endpoint, why)| PassedOver {
-            address: endpoint.address.to_string(),
+            address: endpoint_words(endpoint.address),
             node: endpoint.node_name.as_ref().map(ToString::to_string),
             why: why.map_or_else(|| not_used(endpoint.address), |why| why.to_string()),
         })

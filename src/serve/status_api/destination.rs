@@ -57,12 +57,21 @@ pub(super) fn cluster_ips(
         });
     }
     all.sort_by_key(|port| port.name.family);
+    // The number of the port that is asked about, of a range any of its ports.
+    let number = |port: &ServicePort| {
+        let asked = service.port.as_ref().and_then(|asked| asked.parse().ok());
+        asked.filter(|asked| port.ports().contains(asked))
+    };
     let is_asked = |port: &&ServicePort| {
-        let is = |asked: &String| **asked == *port.name.port || *asked == port.port.to_string();
+        let is = |asked: &String| **asked == *port.name.port || number(port).is_some();
         protocol.is_none_or(|asked| asked == port.name.protocol)
             && service.port.as_ref().is_none_or(is)
     };
-    let asked: Vec<&ServicePort> = all.iter().copied().filter(is_asked).collect();
+    let mut asked: Vec<&ServicePort> = all.iter().copied().filter(is_asked).collect();
+    // An exact port is an exception within a range.
+    if asked.iter().any(|port| !port.is_range()) {
+        asked.retain(|port| !port.is_range() || service.port.is_none());
+    }
     let words = distinct(&asked);
     if words.is_empty() {
         let all = distinct(&all).join(", ");
@@ -75,7 +84,10 @@ pub(super) fn cluster_ips(
             words.join(", ")
         )));
     }
-    let cluster_ip = |port: &&ServicePort| Some((port.cluster_ip?, port.port, port.name.protocol));
+    let cluster_ip = |port: &&ServicePort| {
+        let number = number(port).unwrap_or(port.port);
+        Some((port.cluster_ip?, number, port.name.protocol))
+    };
     let found: Vec<_> = asked.iter().filter_map(cluster_ip).collect();
     let Some((first, ..)) = found.first() else {
         let conflicts = asked.iter().flat_map(|port| &port.conflicts);
@@ -102,14 +114,22 @@ pub(super) fn cluster_ips(
 fn distinct(ports: &[&ServicePort]) -> Vec<String> {
     let names: BTreeSet<_> = ports
         .iter()
-        .map(|port| (&*port.name.port, port.port, port.name.protocol.name()))
+        .map(|port| {
+            let name = if port.is_range() { "" } else { &port.name.port };
+            (name, port.ports().into_inner(), port.name.protocol.name())
+        })
         .collect();
-    let words = names
-        .into_iter()
-        .map(|(name, number, protocol)| match name {
-            "" => format!("{number}/{protocol}"),
-            name => format!("{name} ({number}/{protocol})"),
-        });
+    let words = names.into_iter().map(|(name, (first, last), protocol)| {
+        let ports = if first == last {
+            format!("{first}/{protocol}")
+        } else {
+            format!("{first}-{last}/{protocol}")
+        };
+        match name {
+            "" => ports,
+            name => format!("{name} ({ports})"),
+        }
+    });
     words.collect()
 }
 
@@ -138,7 +158,9 @@ mod tests {
         let conflict = Conflict {
             kind: AddressKind::ClusterIp,
             ip: port.cluster_ip,
+            protocol: port.name.protocol,
             port: port.port,
+            last_port: None,
             owner: port_name("default/b"),
             owner_kind: AddressKind::ClusterIp,
         };

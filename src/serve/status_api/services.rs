@@ -4,6 +4,7 @@ use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
+    num::NonZeroU16,
     sync::Arc,
 };
 
@@ -16,7 +17,7 @@ use crate::{
     serve::{http::Answer, service_health::Refused},
     services::{
         AddressKind, NotUsed, Preferences, Reach, ServiceAddresses, ServicePort, ServicePortName,
-        ServicePorts, SessionAffinity, TrafficPolicy,
+        ServicePorts, SessionAffinity, TrafficPolicy, endpoint_words,
     },
     status_api::{self, Address, Endpoint, ServicePortList, VERSION},
 };
@@ -242,6 +243,7 @@ fn addresses(port: &ServicePort, serves_node_ports: bool) -> Vec<Address> {
         kind: address_kind(kind),
         ip: Some(ip.to_string()),
         port: port.port,
+        last_port: port.last_port.map(NonZeroU16::get),
         unserved: None,
     };
     let cluster = port
@@ -257,6 +259,7 @@ fn addresses(port: &ServicePort, serves_node_ports: bool) -> Vec<Address> {
         kind: address_kind(AddressKind::NodePort),
         ip: None,
         port: number,
+        last_port: None,
         unserved: (!serves_node_ports).then(|| {
             "none of this node's addresses serves node ports, see nodePortAddresses; \
              --nodeport-addresses=all serves them at every address"
@@ -316,7 +319,7 @@ fn endpoints(
         let why = why.map(|why| why.to_string());
         let why = why.or_else(|| passed_over.get(&endpoint.address).cloned());
         Endpoint {
-            address: endpoint.address.to_string(),
+            address: endpoint_words(endpoint.address),
             node: endpoint.node_name.as_ref().map(ToString::to_string),
             weight: endpoint.weight,
             starting: endpoint.grown.percent(),
@@ -327,7 +330,7 @@ fn endpoints(
         }
     });
     let forbidden = port.endpoints.forbidden.iter().map(|address| Endpoint {
-        address: address.to_string(),
+        address: endpoint_words(*address),
         node: None,
         weight: 0,
         starting: None,

@@ -394,3 +394,185 @@ fn a_new_service_takes_no_address_from_a_served_one() {
         expect(&tracker, "a", "without a time of creation");
     }
 }
+
+/// Returns a Service with ranges of ports, in the same words as [`service`].
+fn with_ranges(name: &str, year: Option<u32>, ranges: &str, spec: &str) -> Event {
+    let Event::Changed(Object::Service(of)) = service(name, year, spec) else {
+        panic!("a Service");
+    };
+    let annotations = json!({"tripod.proxy/ports": ranges});
+    let object = json!({
+        "metadata": {"name": name, "annotations": annotations},
+        "spec": {"clusterIP": "10.0.0.9", "ports": []},
+    });
+    let object = serde_json::from_value(object).expect("a Service");
+    let other = Service::reduce(&object, &mut Names::default()).expect("good Service");
+    let mut of = Service::clone(&of);
+    let mut serving = of.serving.expect("it is served");
+    let ranges = other.object.serving.expect("it is served").ports;
+    serving.ports = [&*serving.ports, &*ranges].concat().into();
+    of.serving = Ok(serving);
+    Event::Changed(Object::Service(Arc::new(of)))
+}
+
+/// Checks the conflicts of Services with ranges, in both orders.
+fn check_ranges(what: &str, services: [Event; 3], expected: &[&str]) {
+    let expected: BTreeSet<String> = expected.iter().map(ToString::to_string).collect();
+    for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
+        let mut tracker = Tracker::new("here");
+        for at in order {
+            tracker.apply([services[at].clone()]);
+        }
+        assert_eq!(conflicts(&tracker), expected, "{what}, {order:?}");
+        // The addresses go to the next in turn.
+        let mut fresh = Tracker::new("here");
+        fresh.apply(services[1..].iter().cloned());
+        tracker.apply([Event::Gone(ObjectName::Service(service_name("a")))]);
+        assert_eq!(tracker.map(), fresh.map(), "{what}, {order:?}");
+    }
+}
+
+#[test]
+fn a_range_is_owned_as_a_whole() {
+    let spec = |ip: &str, more: &str| format!("{{clusterIP: {ip}, ports: [{{port: 80}}]{more}}}");
+    let shared = ", externalIPs: [192.0.2.1]";
+    let at = |ip: &str| spec(ip, shared);
+    let of = |year| Some(year);
+    check_ranges(
+        "ranges that do not overlap",
+        [
+            with_ranges("a", of(20), "100-200/TCP", &spec("10.0.0.1", "")),
+            with_ranges("b", of(21), "100-200/UDP", &at("10.0.0.2")),
+            with_ranges(
+                "c",
+                of(22),
+                "100-200/SCTP,201-300/UDP",
+                &spec("10.0.0.3", ""),
+            ),
+        ],
+        &[],
+    );
+    // Whatever ports the others name.
+    let [a, b, c] = [
+        ("a", 20, "100-200/UDP"),
+        ("b", 21, "300-400/TCP"),
+        ("c", 22, "500-500/UDP"),
+    ]
+    .map(|(name, year, ranges)| {
+        let last = match name {
+            "a" => "10.0.0.1",
+            "b" => "10.0.0.2",
+            _ => "10.0.0.3",
+        };
+        let spec = format!("{{clusterIP: {last}, ports: []{shared}}}");
+        with_ranges(name, Some(year), ranges, &spec)
+    });
+    check_ranges(
+        "an older Service takes precedence",
+        [a, b.clone(), c.clone()],
+        &[
+            "b: external IP 192.0.2.1 300 is the external IP of a",
+            "c: external IP 192.0.2.1 500 is the external IP of a",
+        ],
+    );
+    check_ranges(
+        "also one without ranges, and one with another address of it",
+        [service("a", of(20), &at("10.0.0.1")), b, c],
+        &[
+            "b: external IP 192.0.2.1 300 is the external IP of a",
+            "c: external IP 192.0.2.1 500 is the external IP of a",
+        ],
+    );
+    let younger = |name, spec: &str| with_ranges(name, of(21), "100-200/UDP", spec);
+    check_ranges(
+        "roles take precedence over age",
+        [
+            service("a", of(23), &spec("10.0.0.1", "")),
+            younger(
+                "b",
+                "{clusterIP: 10.0.0.2, ports: [], externalIPs: [10.0.0.1, 192.0.2.7]}",
+            ),
+            service(
+                "c",
+                of(22),
+                &spec("10.0.0.3", ", type: LoadBalancer, ingress: 192.0.2.7"),
+            ),
+        ],
+        &[
+            "b: external IP 10.0.0.1 100 is the cluster IP of a",
+            "b: external IP 192.0.2.7 100 is the load-balancer IP of c",
+        ],
+    );
+}
+
+/// Services without a time of creation keep what they have.
+#[test]
+fn a_range_keeps_its_address() {
+    let shared = ", externalIPs: [192.0.2.1]";
+    let spec = |ip: &str| format!("{{clusterIP: {ip}, ports: [{{port: 80}}]{shared}}}");
+    let range = |ports| with_ranges("b", None, ports, &spec("10.0.0.2"));
+    let mut tracker = Tracker::new("here");
+    tracker.apply([range("100-200/UDP")]);
+    tracker.apply([with_ranges("a", None, "300-400/UDP", &spec("10.0.0.1"))]);
+    let lost: BTreeSet<_> = [
+        "a: external IP 192.0.2.1 300 is the external IP of b".to_owned(),
+        "a: external IP 192.0.2.1 80 is the external IP of b".to_owned(),
+    ]
+    .into();
+    assert_eq!(conflicts(&tracker), lost);
+    tracker.apply([range("100-201/UDP")]);
+    assert_eq!(conflicts(&tracker), lost, "when b changes");
+}
+
+#[test]
+fn exact_ports_are_exceptions_within_ranges() {
+    let spec = |ip: &str, more: &str| format!("{{clusterIP: {ip}, ports: [{{port: 80}}]{more}}}");
+    let shared = ", externalIPs: [192.0.2.1]";
+    let none = || service("z", Some(23), "{clusterIP: 10.0.0.9, ports: []}");
+    check_ranges(
+        "at an external IP, even if they are younger",
+        [
+            with_ranges(
+                "a",
+                Some(20),
+                "50-100/TCP",
+                "{clusterIP: 10.0.0.1, ports: [], externalIPs: [192.0.2.1]}",
+            ),
+            service("b", Some(21), &spec("10.0.0.2", shared)),
+            none(),
+        ],
+        &[],
+    );
+    check_ranges(
+        "but the range of a cluster IP is nobody else's",
+        [
+            with_ranges(
+                "a",
+                Some(22),
+                "50-100/TCP",
+                "{clusterIP: 10.0.0.1, ports: []}",
+            ),
+            service(
+                "b",
+                Some(21),
+                &spec("10.0.0.2", ", externalIPs: [10.0.0.1]"),
+            ),
+            none(),
+        ],
+        &["b: external IP 10.0.0.1 80 is the cluster IP of a"],
+    );
+    check_ranges(
+        "nor that of a load-balancer IP",
+        [
+            with_ranges(
+                "a",
+                Some(22),
+                "50-100/TCP",
+                "{type: LoadBalancer, clusterIP: 10.0.0.1, ports: [], ingress: 192.0.2.1}",
+            ),
+            service("b", Some(21), &spec("10.0.0.2", shared)),
+            none(),
+        ],
+        &["b: external IP 192.0.2.1 80 is the load-balancer IP of a"],
+    );
+}

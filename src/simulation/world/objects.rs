@@ -1,6 +1,11 @@
 //! The cluster as objects, and the events that remove them.
 
-use std::{net::IpAddr, num::NonZeroU32, sync::Arc, time::Duration};
+use std::{
+    net::IpAddr,
+    num::{NonZeroU16, NonZeroU32},
+    sync::Arc,
+    time::Duration,
+};
 
 use ipnet::IpNet;
 use net::Family;
@@ -10,9 +15,9 @@ use super::{
     node_port, protocol, ranges,
 };
 use crate::services::{
-    Created, EndpointSlice, Event, Identity, Node, Object, ObjectName, Owner, Port, Preferences,
-    Service, ServiceCidr, ServiceName, Serving, SessionAffinity, SliceEndpoint, SliceName,
-    SlicePort, TrafficPolicy,
+    Created, EndpointSlice, Event, Identity, Node, Object, ObjectName, Owner, Port, PortRange,
+    Preferences, Service, ServiceCidr, ServiceName, Serving, SessionAffinity, SliceEndpoint,
+    SliceName, SlicePort, TrafficPolicy,
 };
 
 fn name(number: usize) -> ServiceName {
@@ -41,13 +46,7 @@ impl Spec {
         };
         let serving = Serving {
             cluster_ips: [ip(family, 96, number)].into(),
-            ports: [Port {
-                name: "p".into(),
-                protocol: protocol(self.number),
-                port: PORT,
-                node_port: self.node_port.then(|| node_port(self.number)),
-            }]
-            .into(),
+            ports: self.ports(),
             external_ips: some(self.external_ip, 51),
             load_balancer_ips: some(self.load_balancer, 113),
             load_balancer_source_ranges: self.ranges.iter().map(|at| ranges(family)[*at]).collect(),
@@ -60,11 +59,13 @@ impl Spec {
             external_traffic_policy: policy(self.external_local),
             health_check_node_port: None,
         };
-        let has_some = self.scheduler.is_some() || self.slow_start || self.limits;
+        let has_some =
+            self.scheduler.is_some() || self.slow_start || self.limits || self.port_range;
         let preferences = has_some.then(|| {
             Arc::new(Preferences {
                 scheduler: self.scheduler.map(Into::into),
-                hash_table_size: self.scheduler.and(NonZeroU32::new(7)),
+                hash_table_size: NonZeroU32::new(7)
+                    .filter(|_| self.scheduler.is_some() || self.port_range),
                 // So long that no share grows meanwhile.
                 slow_start: self
                     .slow_start
@@ -72,6 +73,7 @@ impl Spec {
                 // So many that no limit is reached.
                 max_connections: NonZeroU32::new(10_000).filter(|_| self.limits),
                 max_connections_per_client: NonZeroU32::new(1_000).filter(|_| self.limits),
+                ports: self.port_range().into_iter().collect(),
                 ..Preferences::default()
             })
         });
@@ -110,6 +112,36 @@ impl Spec {
             Event::Changed(Object::Service(Arc::new(service))),
             Event::Changed(Object::EndpointSlice(Arc::new(slice))),
         ]
+    }
+}
+
+impl Spec {
+    fn port_range(&self) -> Option<PortRange> {
+        let (first, last) = (NonZeroU16::new(50)?, NonZeroU16::new(40_000)?);
+        let protocol = protocol(self.number);
+        self.port_range.then_some(PortRange {
+            first,
+            last,
+            protocol,
+        })
+    }
+
+    fn ports(&self) -> Box<[Port]> {
+        let port = Port {
+            name: "p".into(),
+            protocol: protocol(self.number),
+            port: PORT,
+            last_port: None,
+            node_port: self.node_port.then(|| node_port(self.number)),
+        };
+        let range = self.port_range().map(|range| Port {
+            name: range.to_string().into(),
+            port: range.first.get(),
+            last_port: Some(range.last),
+            node_port: None,
+            ..port.clone()
+        });
+        [port].into_iter().chain(range).collect()
     }
 }
 

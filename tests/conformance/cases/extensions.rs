@@ -69,6 +69,18 @@ fn shares_of_endpoints() -> Vec<Case> {
         .calls(ClusterIp)
         .sees(each([A])),
         case(
+            "A range of ports is forwarded port for port",
+            cluster_ip([A, B]).annotated("tripod.proxy/ports", "8000-9000/TCP"),
+        )
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .at_port(8081)
+        .sees(each([A, B]).at(8081))
+        .but(in_iptables, Why::NoRanges, Unserved)
+        .but(userspace, Why::NoRanges, Unserved)
+        .but(ipvs, Why::NoRanges, Refused)
+        .but(nftables_without_fib, Why::NoRanges, Refused),
+        case(
             "No endpoint is ready: those that were ready last are used",
             cluster_ip([A, B]).annotated("tripod.proxy/when-none-ready", "last"),
         )

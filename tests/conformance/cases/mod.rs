@@ -28,8 +28,8 @@ use super::case::Target::{
 };
 use super::case::{Case, Flags, case};
 use super::columns::{
-    in_iptables, ipvs, ipvs_without_wrr, loopback_by_name, nftables, no_silence,
-    rules_without_conntrack, rules_without_recent, userspace,
+    in_iptables, ipvs, ipvs_without_wrr, loopback_by_name, nftables, nftables_without_fib,
+    no_silence, rules_without_conntrack, rules_without_recent, userspace,
 };
 use super::differences::Why;
 use super::endpoints::Pod::{A, B, C, OnNode, OnOther};

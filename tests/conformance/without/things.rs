@@ -239,6 +239,7 @@ pub const THINGS: [Thing; 34] = [
             "At every address",
             "From the node to its own",
             "from a pod and from the node",
+            "A range of ports",
         ],
     ),
     extension(

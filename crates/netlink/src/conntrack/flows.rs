@@ -204,33 +204,26 @@ impl fmt::Display for Flow {
 /// When the kernel refuses, as without CAP_NET_ADMIN (EPERM) or without
 /// ctnetlink (EINVAL), or its answer cannot be read.
 pub fn list(socket: &mut Socket, family: Family, matches: &[Match]) -> Result<Vec<Flow>, Error> {
-    if matches.is_empty() {
-        return Ok(Vec::new());
-    }
-    let index = Index::new(matches);
-    dump_if(socket, &dump(family, matches), |flow| index.means(flow))
+    list_if(socket, family, matches, |_| true)
 }
 
-/// Lists the flows of `family` and `protocol` that `is` true for.
+/// Lists those of the same flows that `is` true for; the others take no memory.
 ///
 /// # Errors
 /// The same as for [`list`].
 pub fn list_if(
     socket: &mut Socket,
     family: Family,
-    protocol: u8,
+    matches: &[Match],
     is: impl Fn(&Flow) -> bool,
 ) -> Result<Vec<Flow>, Error> {
-    let all = dump(family, &[Match::all(protocol)]);
-    dump_if(socket, &all, |flow| flow.protocol == protocol && is(flow))
-}
-
-fn dump_if(
-    socket: &mut Socket,
-    request: &Request,
-    is: impl Fn(&Flow) -> bool,
-) -> Result<Vec<Flow>, Error> {
-    let mut flows = socket.dump(request, |message| Ok(parse(message)?.filter(&is)))?;
+    if matches.is_empty() {
+        return Ok(Vec::new());
+    }
+    let index = Index::new(matches);
+    let mut flows = socket.dump(&dump(family, matches), |message| {
+        Ok(parse(message)?.filter(|flow| index.means(flow) && is(flow)))
+    })?;
     // While the kernel walks its table, an entry may move and come twice.
     let mut seen = HashSet::new();
     flows.retain(|f| seen.insert((f.tuple.clone(), f.zone.clone())));
@@ -290,18 +283,18 @@ pub fn delete(socket: &mut Socket, family: Family, matches: &[Match]) -> Result<
     delete_all(socket, family, &flows)
 }
 
-/// Deletes the flows of `family` and `protocol` that are `stale`, and returns how many there
-/// were.
+/// Deletes the flows of `family` that match one of `matches` and are `stale`, and returns how many
+/// there were.
 ///
 /// # Errors
 /// The same as for [`delete`].
 pub fn delete_if(
     socket: &mut Socket,
     family: Family,
-    protocol: u8,
+    matches: &[Match],
     stale: impl Fn(&Flow) -> bool,
 ) -> Result<usize, Error> {
-    let flows = list_if(socket, family, protocol, stale)?;
+    let flows = list_if(socket, family, matches, stale)?;
     delete_all(socket, family, &flows)
 }
 

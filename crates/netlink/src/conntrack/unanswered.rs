@@ -5,7 +5,11 @@
 //! entry (`nf_conntrack_tcp_timeout_syn_sent`, 120 seconds), and so does a new connection from the
 //! same port. Without the entry it goes where the rules send it now.
 
-use std::{collections::HashSet, net::SocketAddr, slice};
+use std::{
+    collections::{HashMap, HashSet},
+    net::SocketAddr,
+    slice,
+};
 
 use net::{Family, Frontend, Protocol};
 
@@ -49,12 +53,23 @@ pub fn delete_untranslated(
     protocol: Protocol,
     frontends: &HashSet<Frontend>,
 ) -> Result<usize, Error> {
+    let mut ranges: HashMap<_, Vec<_>> = HashMap::new();
+    for at in frontends.iter().filter(|at| at.last_port.is_some()) {
+        ranges
+            .entry((at.protocol, at.address))
+            .or_default()
+            .push(at.ports());
+    }
     delete_if(socket, family, protocol.number(), |flow| {
         let called = flow.original.destination;
         let service = Frontend::service(protocol, called.ip(), called.port());
         let node_port = Frontend::node_port(protocol, family, called.port());
+        let in_range = || {
+            let ranges = ranges.get(&(protocol, service.address));
+            ranges.is_some_and(|all| all.iter().any(|ports| ports.contains(&called.port())))
+        };
         flow.reply.source == called
-            && (frontends.contains(&service) || frontends.contains(&node_port))
+            && (frontends.contains(&service) || frontends.contains(&node_port) || in_range())
     })
 }
 
@@ -94,6 +109,8 @@ fn delete_if(
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU16;
+
     use testing::in_namespace;
 
     use super::*;
@@ -195,13 +212,15 @@ mod tests {
             enter(3, service, service, SEEN_REPLY);
             enter(4, "10.96.0.1:81", "10.96.0.1:81", 0);
             enter(5, node, node, 0);
+            enter(6, "10.96.0.1:101", "10.96.0.1:101", 0);
             let tcp = Protocol::Tcp;
             let frontends = [
                 Frontend::service(tcp, at(service).ip(), 80),
                 Frontend::node_port(tcp, Family::V4, 30_080),
+                Frontend::range(tcp, at(service).ip(), 100, NonZeroU16::new(102).unwrap()),
             ];
             let frontends = frontends.into();
-            for expected in [2, 0] {
+            for expected in [3, 0] {
                 let found = delete_untranslated(&mut socket, Family::V4, tcp, &frontends);
                 assert_eq!(found.unwrap(), expected);
             }

@@ -21,9 +21,9 @@ use super::{
 };
 use crate::services::{ServicePort, SessionAffinity, TrafficPolicy};
 
-/// Plans the rules of one ServicePort of the options' family.
+/// Plans the rules of one ServicePort of the options' family. A range of ports is not served.
 pub fn plan(port: &ServicePort, options: &Options) -> OwnerRules {
-    if !is_possible(port, &options.features) {
+    if port.is_range() || !is_possible(port, &options.features) {
         return OwnerRules::default();
     }
     let shown = port.name.to_string();

@@ -29,7 +29,8 @@ pub fn unsupported(port: &ServicePort, features: Features) -> Vec<Reason> {
         Reason::new(Preferences::SCHEDULER, why)
     });
     let own = [protocol, scheduler].into_iter().flatten();
-    own.chain(Reason::of_hash_table_size(asked))
+    own.chain(Reason::of_ports(port))
+        .chain(Reason::of_hash_table_size(asked))
         .chain(Reason::of_nat_rules(asked))
         .chain(Reason::of_limits(asked))
         .collect()

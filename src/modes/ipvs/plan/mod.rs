@@ -52,7 +52,7 @@ impl ServicePlan {
     }
 }
 
-/// Plans the objects that `port` needs on this node.
+/// Plans the objects that `port` needs on this node. A range of ports is not served.
 pub fn plan(port: &ServicePort, node: &NodeContext) -> ServicePlan {
     let mut plan = Builder::new(port, node).plan;
     plan.members.sort_unstable();
@@ -81,6 +81,9 @@ impl<'a> Builder<'a> {
             plan: ServicePlan::default(),
             not_direct: Vec::new(),
         };
+        if port.is_range() {
+            return builder;
+        }
         builder.loop_back();
         builder.cluster_ip();
         for &ip in &port.external_ips {

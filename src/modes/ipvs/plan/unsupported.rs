@@ -30,6 +30,7 @@ pub fn unsupported(port: &ServicePort, node: &NodeContext) -> Vec<Reason> {
         slow_start,
         Reason::of_hash_table_size(asked),
         Reason::of_reset(asked),
+        Reason::of_ports(port),
     ];
     own.into_iter()
         .flatten()

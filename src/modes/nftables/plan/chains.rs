@@ -3,26 +3,23 @@
 //! many there are. Only ServicePorts with affinity or scheduler `rr`, and Services with limits, have
 //! chains of their own.
 
-use std::{iter::repeat_n, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use net::Family;
-use nftables::{Chain, Field, Jhash, MarkValue, Numgen, Rule, Set, Statement, Verdict};
+use nftables::{Chain, Field, Rule, Set, Statement, Verdict};
 
 use super::{
     Options, Sets,
     affinity::{self, ClientMap},
+    draws::{HashOf, Masquerade, Scheduler},
     frontend::{Called, Role},
     limits::{self, Limits},
-    matches::{not_local, of_protocol},
+    matches::of_protocol,
     names,
+    range_chains::{self, RangeChain},
     sets::{self, SetId},
     slots::{Endpoints, LOCAL},
 };
-use crate::{kernel::probe::NftPart, services::ServicePortName};
-
-/// The seed of the first draw by a hash; each further draw has the next number. Any
-/// numbers will do except 0, for which the kernel would take a random one.
-const SEED: u32 = 0x7472_6970;
+use crate::services::ServicePortName;
 
 /// A chain that is there while a ServicePort needs it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -39,6 +36,10 @@ pub enum SharedChain {
     Limit(Limits),
     /// Sends new connections of Services with limits to the chains above.
     LimitHooks,
+    /// Treats packets to a range of ports. Other rules have the same name.
+    Range(RangeChain),
+    /// Sends packets to ranges of ports to the chains above.
+    RangeHooks,
 }
 
 /// How an endpoint is chosen.
@@ -58,38 +59,6 @@ pub struct Pick {
     pub affinity: Option<ClientMap>,
     /// The way to choose a slot.
     pub scheduler: Scheduler,
-}
-
-/// Which callers' source is translated to the node's address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Masquerade {
-    /// The source of no caller is translated.
-    None,
-    /// The sources of callers other than this node's pods are translated.
-    NotLocal,
-    /// The source of every caller is translated.
-    All,
-}
-
-/// The way to choose a slot.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Scheduler {
-    /// A random one for each connection.
-    Random,
-    /// By a hash of the client, in a table of consistent hashing.
-    Hash(HashOf),
-    /// One after the other. The kernel counts for each rule, so each ServicePort
-    /// has a chain of its own.
-    RoundRobin(ServicePortName),
-}
-
-/// The part of a client that is hashed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum HashOf {
-    /// Its address.
-    Address,
-    /// Its address and port.
-    AddressAndPort,
 }
 
 impl SharedChain {
@@ -112,6 +81,10 @@ impl SharedChain {
                 vec![(chain, limits.rules(options.features))]
             }
             SharedChain::LimitHooks => limits::shared(options, sets),
+            SharedChain::Range(range) => {
+                vec![(Chain::new(range.name()), range.rules(options, sets))]
+            }
+            SharedChain::RangeHooks => range_chains::shared(options, sets),
         }
     }
 
@@ -128,15 +101,18 @@ impl SharedChain {
             SharedChain::RememberHooks => affinity::SHARED.map(str::to_owned).into(),
             SharedChain::Limit(limits) => vec![limits.chain_name()],
             SharedChain::LimitHooks => limits::SHARED.map(str::to_owned).into(),
+            SharedChain::Range(range) => vec![range.name()],
+            SharedChain::RangeHooks => range_chains::SHARED.map(str::to_owned).into(),
         }
     }
 
-    /// The set that its rules write, and that is there for as long as the chain; `None`: there is
-    /// none. Maps of clients may be older than their chains, and are not meant.
-    pub fn set(&self) -> Option<Set> {
+    /// The sets that are there for as long as the chain. Maps of clients may be older than their
+    /// chains, and are not meant.
+    pub fn sets(&self, sets: &Sets) -> Vec<Arc<Set>> {
         match self {
-            SharedChain::Limit(limits) => limits.clients(),
-            _ => None,
+            SharedChain::Limit(limits) => limits.clients().map(Arc::new).into_iter().collect(),
+            SharedChain::RangeHooks => sets.of_ranges().map(|(_, set)| Arc::clone(set)).collect(),
+            _ => Vec::new(),
         }
     }
 
@@ -186,16 +162,7 @@ impl Pick {
 
     fn rules(&self, options: &Options, sets: &Sets) -> Vec<Rule> {
         let family = options.family;
-        let mut rules = Vec::new();
-        let mark = || Statement::SetMark(MarkValue::Or(options.masquerade_mark));
-        match self.masquerade {
-            Masquerade::None => {}
-            Masquerade::NotLocal => {
-                let not_local = not_local(&options.detect_local, family);
-                rules.extend(not_local.map(|not_local| Rule::new([not_local, mark()])));
-            }
-            Masquerade::All => rules.push(Rule::new([mark()])),
-        }
+        let mut rules: Vec<Rule> = self.masquerade.rule(options).into_iter().collect();
         let to = |key: Vec<Field>, map: &Set| Statement::Dnat(family, key, map.into());
         if let Some(map) = &self.affinity {
             let known = to(vec![Field::SourceAddress(family)], &map.set());
@@ -208,68 +175,12 @@ impl Pick {
         }
         let called = sets::fields(self.called, family);
         let map = SetId::Of(Role::Endpoints, self.called);
-        let with = |slot: Field| {
-            let key = [called.clone(), vec![slot]].concat();
-            Rule::new([to(key, sets.get(map))])
-        };
-        let draws = self.draws().into_iter().zip(SEED..);
-        rules.extend(draws.map(|(modulus, seed)| with(self.slot(options, modulus, seed))));
-        rules
-    }
-
-    /// Returns for each draw, until a slot with an endpoint is found, among how many of
-    /// the first slots it draws. As more than a quarter of the slots is taken, this
-    /// number of draws favours no endpoint by more than one connection in a hundred.
-    fn draws(&self) -> Vec<u32> {
-        let times: &[(u32, usize)] = match self.scheduler {
-            Scheduler::Random => &[(1, 8), (2, 4), (4, 1)],
-            Scheduler::Hash(_) | Scheduler::RoundRobin(_) => &[(1, 1)],
-        };
-        let among = |&(part, times): &(u32, usize)| repeat_n(self.slots / part, times);
-        let draws = times.iter().flat_map(among).filter(|slots| *slots > 1);
-        // The number of slots and their contents change at once, but not for a packet that is
-        // between two rules: the first slot is there as long as any.
-        draws.chain([1]).collect()
-    }
-
-    fn offset(&self) -> u32 {
-        match self.from {
+        let draw = |slot: Field| to([called.clone(), vec![slot]].concat(), sets.get(map));
+        let first = match self.from {
             Endpoints::All => 0,
             Endpoints::Local => LOCAL,
-        }
-    }
-
-    /// Returns a field that draws one of the first `modulus` slots.
-    fn slot(&self, options: &Options, modulus: u32, seed: u32) -> Field {
-        let (family, offset) = (options.family, self.offset());
-        let number = |random| {
-            Field::Numgen(Numgen {
-                random,
-                modulus,
-                offset,
-            })
         };
-        let hash = |of| {
-            Field::Jhash(Jhash {
-                of,
-                modulus,
-                seed,
-                offset,
-            })
-        };
-        match self.scheduler {
-            Scheduler::Hash(HashOf::Address) => hash(vec![Field::SourceAddress(family)]),
-            Scheduler::Hash(HashOf::AddressAndPort) => {
-                hash(vec![Field::SourceAddress(family), Field::SourcePort])
-            }
-            Scheduler::RoundRobin(_) => number(false),
-            Scheduler::Random if options.features.contains(NftPart::Numgen) => number(true),
-            // Each connection of a client has another port. With an address of
-            // IPv6 the hash would need more registers than there are.
-            Scheduler::Random => hash(match family {
-                Family::V4 => vec![Field::SourceAddress(family), Field::SourcePort],
-                Family::V6 => vec![Field::SourcePort],
-            }),
-        }
+        rules.extend(self.scheduler.draws(self.slots, first, options, draw));
+        rules
     }
 }

@@ -37,9 +37,12 @@ pub struct Counting {
     pub key: Vec<u8>,
 }
 
-/// Returns the elements that count for `port`. Endpoints that take no new connections
-/// may still have some.
+/// Returns the elements that count for `port`: none for a range of ports, as each of its ports would
+/// need some. Endpoints that take no new connections may still have some.
 pub fn counting(port: &ServicePort) -> Vec<Counting> {
+    if port.is_range() {
+        return Vec::new();
+    }
     let mut frontends: Vec<Frontend> = Vec::new();
     for frontend in port.frontends() {
         // A Service may name an address twice.

@@ -25,7 +25,7 @@ const DNAT: i32 = -101;
 /// Where sources are translated (`NF_IP_PRI_NAT_SRC`).
 const SNAT: i32 = 100;
 /// After destinations were translated: packets that still have a service address are refused.
-const FILTER: i32 = -90;
+pub(super) const FILTER: i32 = -90;
 const SERVICES: &str = "services";
 const REFUSE: &str = "refuse";
 const REFUSE_NODE_PORTS: &str = "refuse-node-ports";
@@ -207,34 +207,15 @@ impl Plan<'_> {
         statements
     }
 
-    /// Pods here and the node itself do not count as outside: to them the policy is
-    /// Cluster, as if the call had gone out to the load balancer and come back.
     fn by_caller(&self, from_cluster: &str, others: Rule) -> Vec<Rule> {
         let goto = || Statement::Verdict(Verdict::Goto(from_cluster.into()));
-        let pods = is_local(&self.options.detect_local, self.family);
-        let mark = MarkValue::Or(self.options.masquerade_mark);
-        let node = Rule::new([
-            is_nodes_own(Side::Source, self.options, self.sets),
-            Statement::SetMark(mark),
-            goto(),
-        ]);
-        let pods = pods.map(|pods| Rule::new([pods, goto()]));
-        let pods = pods.map(|rule| rule.commented("pods of this node"));
-        pods.into_iter()
-            .chain([node.commented("the node itself"), others])
-            .collect()
+        let mut rules = inside(self.options, self.sets, goto);
+        rules.push(others);
+        rules
     }
 
     fn reject(&self) -> Statement {
-        self.reject_with(Reject::PortUnreachable(self.family))
-    }
-
-    fn reject_with(&self, answer: Reject) -> Statement {
-        if self.options.features.contains(NftPart::Reject) {
-            Statement::Reject(answer)
-        } else {
-            Statement::Verdict(Verdict::Drop)
-        }
+        reject(self.options)
     }
 
     /// An external IP may be the address of another Service's endpoint: what was translated to that
@@ -285,7 +266,7 @@ impl Plan<'_> {
             ];
             let counter = counts.then_some(Statement::Counter);
             let refusal = match protocol {
-                Protocol::Tcp => self.reject_with(Reject::TcpReset),
+                Protocol::Tcp => reject_with(self.options, Reject::TcpReset),
                 Protocol::Udp | Protocol::Sctp => self.reject(),
             };
             Rule::new(matches.into_iter().chain(counter).chain([refusal]))
@@ -329,5 +310,34 @@ impl Plan<'_> {
             ])
             .commented("endpoints that call themselves"),
         ]
+    }
+}
+
+/// Returns rules for pods here and the node itself, which do not count as outside: to them an external
+/// policy is Cluster, as if the call had gone out to the load balancer and come back.
+pub(super) fn inside(options: &Options, sets: &Sets, goto: impl Fn() -> Statement) -> Vec<Rule> {
+    let pods = is_local(&options.detect_local, options.family);
+    let mark = MarkValue::Or(options.masquerade_mark);
+    let node = Rule::new([
+        is_nodes_own(Side::Source, options, sets),
+        Statement::SetMark(mark),
+        goto(),
+    ]);
+    let pods = pods.map(|pods| Rule::new([pods, goto()]));
+    let pods = pods.map(|rule| rule.commented("pods of this node"));
+    pods.into_iter()
+        .chain([node.commented("the node itself")])
+        .collect()
+}
+
+pub(super) fn reject(options: &Options) -> Statement {
+    reject_with(options, Reject::PortUnreachable(options.family))
+}
+
+fn reject_with(options: &Options, answer: Reject) -> Statement {
+    if options.features.contains(NftPart::Reject) {
+        Statement::Reject(answer)
+    } else {
+        Statement::Verdict(Verdict::Drop)
     }
 }

@@ -1,8 +1,9 @@
 //! Where a ServicePort is called, as maps and sets of nf_tables have it.
 
 use enumset::EnumSetType;
+use ipnet::IpNet;
 use net::Frontend;
-use nftables::{Value, concat};
+use nftables::{Element, Value, concat};
 
 /// Kind of address that a client called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -97,6 +98,33 @@ pub(super) fn key(frontend: &Frontend, rest: &[Value]) -> Vec<u8> {
     values.push(Value::Port(frontend.port));
     values.extend_from_slice(rest);
     concat(&values)
+}
+
+/// Returns an element of a set of `frontend` and an address, with all addresses of a network.
+pub(super) fn with_network(frontend: &Frontend, network: &IpNet) -> Element {
+    between(
+        frontend,
+        [network.network(), network.broadcast()].map(|ip| vec![Value::Ip(ip)]),
+    )
+}
+
+/// Returns an element of a set of `frontend`, with all ports of a range.
+pub(super) fn element(frontend: &Frontend) -> Element {
+    between(frontend, [vec![], vec![]])
+}
+
+fn between(frontend: &Frontend, rest: [Vec<Value>; 2]) -> Element {
+    let last_port = Frontend {
+        port: *frontend.ports().end(),
+        ..*frontend
+    };
+    let [first, last] = rest;
+    let (first, last) = (key(frontend, &first), key(&last_port, &last));
+    let end = (first != last).then(|| last.into());
+    Element {
+        end,
+        ..Element::new(first)
+    }
 }
 
 impl Called {

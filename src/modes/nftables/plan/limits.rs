@@ -55,8 +55,12 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Returns the limits that `port` asks for; `None`: it asks for none, or rules cannot count.
+    /// Returns the limits that `port` asks for; `None`: it asks for none, or rules cannot count, as
+    /// the connections of a range of ports.
     pub fn of(port: &ServicePort, features: Features) -> Option<Limits> {
+        if port.is_range() {
+            return None;
+        }
         let asked = port.preferences();
         let possible = |most: &NonZeroU32| most.get() <= MOST;
         let limits = Limits {
@@ -86,7 +90,7 @@ impl Limits {
 
     /// The set of clients that have connections; `None`: clients have no limit. It grows with them, to
     /// at most [`Set::MOST_DYNAMIC`]; the connections of further clients are not counted.
-    pub(super) fn clients(&self) -> Option<Set> {
+    pub fn clients(&self) -> Option<Set> {
         self.of_client?;
         Some(Set {
             dynamic: true,

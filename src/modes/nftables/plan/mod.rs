@@ -12,12 +12,16 @@
 mod affinity;
 mod chains;
 mod counting;
+mod draws;
+mod elements;
 mod fixed;
 mod frontend;
 mod limits;
 mod matches;
 mod names;
 mod options;
+mod range_chains;
+mod ranges;
 mod service;
 mod sets;
 mod slots;
@@ -25,13 +29,15 @@ mod unsupported;
 
 pub use self::{
     affinity::ClientMap,
-    chains::{Scheduler, SharedChain},
+    chains::SharedChain,
     counting::{Counting, counting},
+    draws::Scheduler,
+    elements::{ServiceElements, SharedElement},
     fixed::{Fixed, REFUSE_ON_LOOPBACK, fixed},
     frontend::Role,
     limits::{Limits, MOST as MOST_CONNECTIONS},
     options::{Features, Options, features, refused_on_loopback},
-    service::{ServiceElements, SharedElement, plan},
+    service::plan,
     sets::{SetId, Sets},
     slots::{Endpoints, Slots, Taken},
     unsupported::{scheduler, unsupported},

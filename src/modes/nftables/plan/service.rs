@@ -6,67 +6,25 @@ use std::{
     time::Duration,
 };
 
-use hashbrown::HashSet;
-use ipnet::IpNet;
 use net::Frontend;
 use nftables::{Datum, Element, Value, Verdict, concat};
 
 use super::{
     Options,
     affinity::ClientMap,
-    chains::{Masquerade, Pick, Scheduler, SharedChain},
+    chains::{Pick, SharedChain},
     counting::counting,
+    draws::{Masquerade, Scheduler},
+    elements::{ServiceElements, SharedElement, allowed, hairpin},
     fixed::{BY_CALLER, NODE_PORTS_BY_CALLER},
-    frontend::{Called, Role, key},
+    frontend::{Called, Role, key, with_network},
     limits::Limits,
+    ranges,
     sets::SetId,
     slots::{Endpoints, LOCAL, Slots, Taken},
     unsupported,
 };
-use crate::{
-    kernel::probe::NftPart,
-    modes::detect_local::DetectLocal,
-    services::{ServicePort, SessionAffinity, TrafficPolicy},
-};
-
-/// An element that several ServicePorts may need. It is kept for as long as one does,
-/// and stands for itself without memory of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum SharedElement {
-    /// Of [`SetId::ClusterIps`]: the cluster IP.
-    ClusterIp(IpAddr),
-    /// Of [`SetId::Hairpin`]: an endpoint.
-    Hairpin(IpAddr),
-}
-
-impl SharedElement {
-    /// Returns the element and the set that it is of.
-    pub fn element(self) -> (SetId, Element) {
-        match self {
-            SharedElement::ClusterIp(ip) => {
-                (SetId::ClusterIps, Element::new(concat(&[Value::Ip(ip)])))
-            }
-            SharedElement::Hairpin(ip) => {
-                let twice = concat(&[Value::Ip(ip), Value::Ip(ip)]);
-                (SetId::Hairpin, Element::new(twice))
-            }
-        }
-    }
-}
-
-/// The elements that one ServicePort needs.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ServiceElements {
-    /// Elements of sets that are its own: no other ServicePort has their keys.
-    pub own: Vec<(SetId, Element)>,
-    /// Elements that others may need as well.
-    pub shared: Vec<SharedElement>,
-    /// Chains that others may need as well.
-    pub chains: Vec<SharedChain>,
-    /// Its maps of clients, each with the endpoints to which these clients may be sent, as the data
-    /// of the map.
-    pub clients: Vec<(ClientMap, HashSet<Box<[u8]>>)>,
-}
+use crate::services::{ServicePort, SessionAffinity, TrafficPolicy};
 
 /// Plans the elements of a ServicePort of the options' family, whose endpoints have these slots
 /// unless they are chosen by a hash.
@@ -81,6 +39,9 @@ pub fn plan(port: &ServicePort, slots: &Slots, options: &Options) -> ServiceElem
         }
         Scheduler::Random | Scheduler::RoundRobin(_) => slots,
     };
+    if port.is_range() {
+        return ranges::plan(port, slots, scheduler, options);
+    }
     let mut plan = Plan {
         port,
         slots,
@@ -109,7 +70,7 @@ pub fn plan(port: &ServicePort, slots: &Slots, options: &Options) -> ServiceElem
             plan.needs.own.push((SetId::LoopbackNodePorts, element));
         }
     }
-    plan.hairpin();
+    plan.needs.shared.extend(hairpin(port, slots));
     plan.limit();
     plan.count();
     plan.clients();
@@ -157,8 +118,6 @@ impl Plan<'_> {
         first
     }
 
-    /// A caller other than a pod of this node may have the whole service network routed
-    /// to this node, and the endpoint may be on another: answers must come back here.
     fn cluster_ip(&mut self) {
         let Some(ip) = self.port.cluster_ip else {
             return;
@@ -173,15 +132,10 @@ impl Plan<'_> {
             TrafficPolicy::Cluster => (&self.slots.cluster, Endpoints::All),
             TrafficPolicy::Local => (&self.slots.local, Endpoints::Local),
         };
-        let masquerade = match (self.options.masquerade_all, &self.options.detect_local) {
-            (true, _) => Masquerade::All,
-            (false, DetectLocal::Unknown) => Masquerade::None,
-            (false, _) => Masquerade::NotLocal,
-        };
         let traffic = Traffic {
             from: Endpoints::All,
             clients,
-            masquerade,
+            masquerade: Masquerade::of_cluster_ip(self.options),
             slots,
         };
         self.serve(frontend, Role::All, traffic);
@@ -244,16 +198,11 @@ impl Plan<'_> {
 
     fn serve(&mut self, frontend: Frontend, role: Role, traffic: Traffic<'_>) {
         let slots = traffic.slots;
-        let taken = u32::try_from(slots.endpoints.len()).unwrap_or(LOCAL);
-        if taken == 0 {
+        if slots.endpoints.is_empty() {
             return self.verdict(frontend, role, Verdict::Drop);
         }
-        let slots = match self.scheduler {
-            Scheduler::Random => slots.out_of,
-            Scheduler::Hash(_) | Scheduler::RoundRobin(_) => taken,
-        };
         let pick = Pick {
-            slots,
+            slots: self.scheduler.slots(slots),
             from: traffic.from,
             called: Called::of(&frontend),
             masquerade: traffic.masquerade,
@@ -306,11 +255,11 @@ impl Plan<'_> {
         self.needs.own.extend(elements);
     }
 
-    /// Returns how long clients stay on their endpoint, if rules can do that.
+    /// Returns how long clients stay on their endpoint, if rules remember them.
     fn affinity(&self) -> Option<Duration> {
         match self.port.session_affinity {
             SessionAffinity::ClientIp { timeout }
-                if self.options.features.contains(NftPart::DynamicMaps) =>
+                if unsupported::remembers(self.port, &self.options.features) =>
             {
                 Some(timeout)
             }
@@ -372,27 +321,11 @@ impl Plan<'_> {
     }
 
     fn source_ranges_of(&mut self, ip: IpAddr) {
-        let ranges = &self.port.load_balancer_source_ranges;
         let frontend = self.at(ip);
         let element = Element::new(key(&frontend, &[])).commented(&self.comment);
         self.needs.own.push((SetId::Filtered, element));
-        let mut allowed: Vec<IpNet> = ranges.iter().map(IpNet::trunc).collect();
-        // Where the load balancer's address is one of the node's own, the node
-        // calls from that.
-        let own = |node_ip: IpAddr| ranges.iter().any(|range| range.contains(&node_ip));
-        if self.options.node_ip.is_some_and(own) {
-            allowed.push(IpNet::from(ip));
-        }
-        // The set takes no ranges that overlap.
-        for network in IpNet::aggregate(&allowed) {
-            let ends = [network.network(), network.broadcast()];
-            let [first, last] = ends.map(|ip| key(&frontend, &[Value::Ip(ip)]));
-            let end = (first != last).then(|| last.into());
-            let element = Element {
-                end,
-                ..Element::new(first)
-            };
-            let element = element.commented(&self.comment);
+        for network in allowed(self.port, self.options, ip) {
+            let element = with_network(&frontend, &network).commented(&self.comment);
             self.needs.own.push((SetId::SourceRanges, element));
         }
     }
@@ -419,26 +352,6 @@ impl Plan<'_> {
             let elements = elements.map(|counting| (counting.set, Element::new(counting.key)));
             self.needs.own.extend(elements);
         }
-    }
-
-    /// Answers to a caller on the endpoint's own pod would not come back through
-    /// here. Only endpoints of this node call themselves through it; where one
-    /// runs need not be known.
-    fn hairpin(&mut self) {
-        let all = &self.port.endpoints.all;
-        let Slots { cluster, local } = self.slots;
-        let mut ips: Vec<IpAddr> = (cluster.endpoints.iter().chain(&local.endpoints))
-            .filter(|slot| {
-                let found = all.binary_search_by(|endpoint| endpoint.address.cmp(slot));
-                let found = found.ok().and_then(|at| all.get(at));
-                found.is_some_and(|e| e.local || e.node_name.is_none())
-            })
-            .map(|slot| slot.ip())
-            .collect();
-        ips.sort_unstable();
-        ips.dedup();
-        let elements = ips.into_iter().map(SharedElement::Hairpin);
-        self.needs.shared.extend(elements);
     }
 }
 

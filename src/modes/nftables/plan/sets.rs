@@ -23,6 +23,14 @@ pub enum SetId {
     SourceRanges,
     /// Protocols and node ports that are refused on loopback addresses.
     LoopbackNodePorts,
+    /// Addresses, protocols and ranges of ports, and the chains of these ranges.
+    Ranges,
+    /// A slot of a range: an endpoint. The number of the slot says which range it is of.
+    RangeEndpoints,
+    /// Ranges of ports without endpoints.
+    RefusedRanges,
+    /// Load-balancer addresses, protocols and ranges of ports, with the ranges that may call them.
+    RangeSources,
     /// Cluster IPs, whose other ports are refused.
     ClusterIps,
     /// Networks that cluster IPs are allocated from; packets to their unused addresses and ports
@@ -36,6 +44,14 @@ pub enum SetId {
     NodeAddresses,
 }
 
+/// The sets that are there only while a Service has ranges of ports.
+const OF_RANGES: [SetId; 4] = [
+    SetId::Ranges,
+    SetId::RangeEndpoints,
+    SetId::RefusedRanges,
+    SetId::RangeSources,
+];
+
 impl SetId {
     fn all() -> impl Iterator<Item = SetId> {
         let called =
@@ -44,6 +60,10 @@ impl SetId {
             SetId::Filtered,
             SetId::SourceRanges,
             SetId::LoopbackNodePorts,
+            SetId::Ranges,
+            SetId::RangeEndpoints,
+            SetId::RefusedRanges,
+            SetId::RangeSources,
             SetId::ClusterIps,
             SetId::ServiceCidrs,
             SetId::Hairpin,
@@ -65,6 +85,13 @@ impl SetId {
                 "loopback-node-ports",
                 "node ports that are not relayed on loopback addresses",
             ),
+            SetId::Ranges => ("ranges", "ranges of ports (tripod.proxy/ports)"),
+            SetId::RangeEndpoints => (
+                "range-endpoints",
+                "the first port of a range and a slot: an endpoint",
+            ),
+            SetId::RefusedRanges => ("refused-ranges", "ranges of ports without endpoints"),
+            SetId::RangeSources => ("range-sources", "who may call load-balancer addresses"),
             SetId::ClusterIps => ("cluster-ips", "their other ports are refused"),
             SetId::ServiceCidrs => ("service-cidrs", "where no other address answers"),
             SetId::Hairpin => ("hairpin", "endpoints that call themselves are masqueraded"),
@@ -93,6 +120,11 @@ impl Sets {
         &self.0[&id]
     }
 
+    /// Returns those that are there only while a Service has ranges of ports.
+    pub fn of_ranges(&self) -> impl Iterator<Item = (SetId, &Arc<Set>)> {
+        OF_RANGES.into_iter().map(|id| (id, self.get(id)))
+    }
+
     /// Returns all of them that the options ask for.
     pub fn of<'a>(&'a self, options: &'a Options) -> impl Iterator<Item = (SetId, &'a Arc<Set>)> {
         let all = self.0.iter().map(|(id, set)| (*id, set));
@@ -101,6 +133,7 @@ impl Sets {
             SetId::LoopbackNodePorts => !options.refused_on_loopback.is_empty(),
             SetId::NodeAddresses => !options.features.contains(NftPart::Fib),
             SetId::ServiceCidrs => !options.service_cidrs.is_empty(),
+            id if OF_RANGES.contains(id) => false,
             SetId::Of(role, _) if Role::COUNTERS.contains(role) => !options.counted.is_empty(),
             _ => true,
         })
@@ -115,6 +148,15 @@ pub(super) fn fields(called: Called, family: Family) -> Vec<Field> {
     };
     let port = [Field::Meta(Meta::L4Proto), Field::DestinationPort];
     address.into_iter().chain(port).collect()
+}
+
+/// The fields by which the endpoint of a range in a slot is found.
+pub(super) fn slot_of_range(family: Family, slot: Field) -> Vec<Field> {
+    vec![
+        Field::DestinationAddress(family),
+        Field::Meta(Meta::L4Proto),
+        slot,
+    ]
 }
 
 /// Returns the fields that name an endpoint.
@@ -171,6 +213,18 @@ fn set(id: SetId, family: Family) -> Set {
         SetId::Filtered => keys(of(Called::Address)),
         SetId::LoopbackNodePorts => keys(of(Called::NodePort)),
         SetId::SourceRanges => ranges([of(Called::Address), vec![address]].concat()),
+        SetId::Ranges => Set {
+            interval: true,
+            ..Set::map(name, Type::Named(of(Called::Address)), Data::Verdict)
+        },
+        SetId::RangeEndpoints => {
+            // Packets keep their port.
+            let data = Type::Of(vec![Field::DestinationAddress(family)]);
+            let key = Type::Of(slot_of_range(family, slot()));
+            Set::map(name, key, Data::Values(data))
+        }
+        SetId::RefusedRanges => ranges(of(Called::Address)),
+        SetId::RangeSources => ranges([of(Called::Address), vec![address]].concat()),
         SetId::NodePortAddresses | SetId::ServiceCidrs => ranges(vec![address]),
         SetId::ClusterIps | SetId::NodeAddresses => keys(vec![address]),
         SetId::Hairpin => keys(vec![address, address]),

@@ -24,6 +24,14 @@ const LARGEST: u32 = 65_521;
 /// slots of all endpoints.
 pub const LOCAL: u32 = 1 << 16;
 
+/// The most slots of one kind of traffic of a range of ports, and the first of those of endpoints on
+/// this node: both kinds have numbers of 16 bits, next to the first port of the range.
+const LOCAL_OF_RANGE: u32 = 1 << 15;
+
+/// The most entries that a table may have if the Service has ranges of ports, whose tables are like
+/// those of its other ports: a prime number below `LOCAL_OF_RANGE`.
+const LARGEST_OF_RANGE: u32 = 32_749;
+
 /// Which slots of an address are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Endpoints {
@@ -31,6 +39,16 @@ pub enum Endpoints {
     All,
     /// Those of endpoints on this node, where the address has others, too.
     Local,
+}
+
+/// Returns the number of the first slot of these endpoints of a range of ports that begins with
+/// `port`. No two ranges at an address begin with the same port.
+pub(super) fn first_of_range(port: u16, of: Endpoints) -> u32 {
+    let first = match of {
+        Endpoints::All => 0,
+        Endpoints::Local => LOCAL_OF_RANGE,
+    };
+    u32::from(port) << 16 | first
 }
 
 /// The slots of a ServicePort.
@@ -62,7 +80,13 @@ impl Slots {
     /// Assigns slots for a ServicePort that had others `before`: as few as possible change.
     pub fn after(port: &ServicePort, before: &Slots) -> Slots {
         let of = |indices: &[u32], before: &Taken| {
-            let endpoints = assign(&shares(&chosen(port, indices)), &before.endpoints);
+            let most = match port.is_range() {
+                true => LOCAL_OF_RANGE as usize,
+                false => LOCAL as usize,
+            };
+            let chosen = chosen(port, indices);
+            let shares = shares(&chosen[..most.min(chosen.len())]);
+            let endpoints = assign(&shares, most, &before.endpoints);
             let out_of = room(endpoints.len(), before.out_of);
             Taken { endpoints, out_of }
         };
@@ -73,25 +97,35 @@ impl Slots {
     }
 
     /// Assigns slots for clients that a hash spreads: a table that few clients leave when endpoints
-    /// come or go, and that is the same on each node.
+    /// come or go, and that is the same on each node. All ports of a Service that has ranges have the
+    /// same table, so that a client reaches the same endpoint at each of them.
     pub fn hashed(port: &ServicePort) -> Slots {
         let asked = port.preferences().hash_table_size;
         let asked = asked.map_or(TABLE, NonZeroU32::get);
-        let wanted = asked.min(port.most_hash_entries).min(LARGEST);
+        let largest = match port.has_ranges() {
+            true => LARGEST_OF_RANGE,
+            false => LARGEST,
+        };
+        let wanted = asked.min(port.most_hash_entries).min(largest);
         let of = |indices: &[u32]| {
-            let members = chosen(port, indices).into_iter().take(LARGEST as usize);
-            let members = members.map(|endpoint| (endpoint.address, endpoint.share()));
-            let members: Vec<(SocketAddr, u32)> = members.collect();
+            let members = chosen(port, indices).into_iter().take(largest as usize);
+            let members: Vec<&Endpoint> = members.collect();
             if members.is_empty() {
                 return Taken::default();
             }
             let size = maglev_size(members.len().max(wanted as usize));
-            let table = maglev_table(&members, size);
+            let identity = |address: SocketAddr| match port.has_ranges() {
+                true => SocketAddr::new(address.ip(), 0),
+                false => address,
+            };
+            let identities = members.iter();
+            let identities = identities.map(|one| (identity(one.address), one.share()));
+            let table = maglev_table(&identities.collect::<Vec<_>>(), size);
             let entries = table
                 .iter()
                 .filter_map(|member| members.get(*member as usize));
             Taken {
-                endpoints: entries.map(|(address, _)| *address).collect(),
+                endpoints: entries.map(|endpoint| endpoint.address).collect(),
                 out_of: size,
             }
         };
@@ -137,16 +171,15 @@ fn shares(endpoints: &[&Endpoint]) -> Vec<(SocketAddr, u64)> {
         };
         (endpoint.address, share)
     };
-    let fitting = endpoints.iter().take(LOCAL as usize);
-    fitting.map(share).collect()
+    endpoints.iter().map(share).collect()
 }
 
-/// Gives slots to endpoints by their shares. An endpoint that had a slot `before` keeps
+/// Gives at most so many slots to endpoints by their shares. An endpoint that had a slot `before` keeps
 /// it, as far as there are that many slots now.
-fn assign(shares: &[(SocketAddr, u64)], before: &[SocketAddr]) -> Box<[SocketAddr]> {
+fn assign(shares: &[(SocketAddr, u64)], most: usize, before: &[SocketAddr]) -> Box<[SocketAddr]> {
     let mut left: HashMap<SocketAddr, u64> = shares.iter().copied().collect();
     let count = shares.iter().map(|(_, share)| share).sum::<u64>();
-    let count = usize::try_from(count).unwrap_or(0).min(LOCAL as usize);
+    let count = usize::try_from(count).unwrap_or(0).min(most);
     let mut keep = |address: &SocketAddr| {
         let left = left.get_mut(address).filter(|left| **left > 0)?;
         *left -= 1;

@@ -2,7 +2,7 @@
 
 use super::{
     Features,
-    chains::{HashOf, Scheduler},
+    draws::{HashOf, Scheduler},
     limits::MOST,
 };
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
 /// can do that, else at random.
 pub fn scheduler(port: &ServicePort, features: &Features) -> Scheduler {
     let sticky = port.session_affinity != SessionAffinity::None;
-    if sticky && !features.contains(NftPart::DynamicMaps) && features.contains(NftPart::Hash) {
+    if sticky && !remembers(port, features) && features.contains(NftPart::Hash) {
         return Scheduler::Hash(HashOf::Address);
     }
     match port.preferences().scheduler.as_deref() {
@@ -29,6 +29,14 @@ pub fn scheduler(port: &ServicePort, features: &Features) -> Scheduler {
         }
         _ => Scheduler::Random,
     }
+}
+
+/// Returns whether clients of `port` that stay on their endpoint are remembered. At an address, rules
+/// cannot tell connections to a range from those to a port within it; so where a Service has ranges, a
+/// hash leads its clients to the same endpoint at all its ports.
+pub(super) fn remembers(port: &ServicePort, features: &Features) -> bool {
+    let hashes = port.has_ranges() && features.contains(NftPart::Hash);
+    features.contains(NftPart::DynamicMaps) && !hashes && !port.is_range()
 }
 
 /// Lists the preferences of `port` that are not honoured.
@@ -61,6 +69,7 @@ pub fn unsupported(port: &ServicePort, features: Features) -> Vec<Reason> {
     let own = scheduler.into_iter().chain(table);
     own.chain(Reason::of_nat_rules(asked))
         .chain(limits(asked, features))
+        .chain(of_ranges(port, features))
         .collect()
 }
 
@@ -82,4 +91,54 @@ fn limits(asked: &Preferences, features: Features) -> impl Iterator<Item = Reaso
             Reason::new(what, why)
         }),
     })
+}
+
+/// Lists what does not apply as usual to a Service with ranges of ports. Reasons have the same words
+/// for all its ports, so that they are reported once.
+fn of_ranges(port: &ServicePort, features: Features) -> Vec<Reason> {
+    if !port.has_ranges() {
+        return Vec::new();
+    }
+    let asked = port.preferences();
+    let mut reasons = Vec::new();
+    if port.session_affinity != SessionAffinity::None {
+        let what = "sessionAffinity";
+        reasons.push(match features.contains(NftPart::Hash) {
+            true => Reason::new(
+                what,
+                "the Service has ranges of ports: a hash of the client's address chooses its \
+                 endpoint, the same one for all ports and ranges; clients are not remembered, so \
+                 that a few of them move when endpoints come or go",
+            )
+            .instead("mh"),
+            false => Reason::new(
+                what,
+                "in ranges of ports, clients do not stay on an endpoint",
+            ),
+        });
+    }
+    if !port.is_range() {
+        return reasons;
+    }
+    if !features.contains(NftPart::Fib) {
+        let why = "these ports are not served, because this kernel cannot tell which addresses are \
+                   the node's own: modprobe nft_fib_ipv4 nft_fib_ipv6, or a kernel with CONFIG_NFT_FIB_IPV4 and \
+                   CONFIG_NFT_FIB_IPV6";
+        reasons.push(Reason::new(Preferences::PORTS, why));
+    }
+    reasons.extend(asked.limits().map(|(what, _)| {
+        let why = "in ranges of ports, connections are neither counted nor limited; they do not \
+                   count for the other ports of the Service";
+        Reason::new(what, why)
+    }));
+    if asked.eject == Some(true) {
+        let why =
+            "in ranges of ports, an endpoint that does not answer gets connections all the same";
+        reasons.push(Reason::new(Preferences::EJECT, why));
+    }
+    if asked.reset.is_some() {
+        let why = "in ranges of ports, no connection is reset";
+        reasons.push(Reason::new(Preferences::RESET, why));
+    }
+    reasons
 }

@@ -1,7 +1,7 @@
 //! Differences add up: on every way from one set of Services to another, the table is the same in
 //! the end.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, num::NonZeroU16, sync::Arc};
 
 use net::Family;
 use nftables::Transaction;
@@ -138,6 +138,56 @@ fn one_endpoint_that_changes_costs_one_element_for_each_address() {
         "delete element ip tripod endpoints { 10.96.0.1 . tcp . 80 . 1 }\n\
          add element ip tripod endpoints { 10.96.0.1 . tcp . 80 . 1 : 10.244.0.7 . 8080 }\n"
     );
+}
+
+#[test]
+fn a_range_costs_what_a_port_costs() {
+    let family = Family::V4;
+    let range = |endpoints: &[u16], last: u16| ServicePort {
+        last_port: NonZeroU16::new(last),
+        ..random::of_range(on(family, 1, endpoints))
+    };
+    // Nothing distinguishes pods of this node.
+    let options = || random::options(family, 2);
+    let mut table = Table::new(options(), &[]);
+    let text = table.put(range(&[1, 3, 5], 60_000));
+    for line in [
+        "add chain ip tripod range/default/web-1/tcp/http",
+        "add rule ip tripod range/default/web-1/tcp/http dnat to ip daddr . meta l4proto . \
+         numgen random mod 4 offset 5242880 map @range-endpoints",
+        "add element ip tripod ranges { 10.96.0.1 . tcp . 80-60000 comment \
+         \"default/web-1:http\" : goto range/default/web-1/tcp/http }",
+        "add element ip tripod range-endpoints { 10.96.0.1 . tcp . 5242880 : 10.244.0.1, \
+         10.96.0.1 . tcp . 5242881 : 10.244.0.3, 10.96.0.1 . tcp . 5242882 : 10.244.0.5 }",
+    ] {
+        assert!(text.lines().any(|one| one == line), "{line}\n{text}");
+    }
+    let one = Table::new(options(), &[]).put(range(&[1, 3, 5], 80));
+    assert_eq!(one, text.replace("80-60000", "80"));
+    assert_eq!(
+        table.put(range(&[1, 5, 7], 60_000)),
+        "delete element ip tripod range-endpoints { 10.96.0.1 . tcp . 5242881 }\n\
+         add element ip tripod range-endpoints { 10.96.0.1 . tcp . 5242881 : 10.244.0.7 }\n"
+    );
+    // The chain stays, and with it the element of the range.
+    let more = table.put(range(&[1, 3, 5, 7, 9], 60_000));
+    let chain = "flush chain ip tripod range/default/web-1/tcp/http\n";
+    assert!(
+        more.starts_with(chain) && !more.contains(" ranges "),
+        "{more}"
+    );
+    assert!(!more.contains("delete chain"), "{more}");
+    let none = table.put(range(&[], 60_000));
+    assert!(!none.contains(" ranges "), "{none}");
+    let gone = table.step(&[(on(family, 1, &[]).name, None)]).to_string();
+    for what in [
+        "chain ip tripod ranges-prerouting",
+        "map ip tripod ranges",
+        "set ip tripod refused-ranges",
+    ] {
+        assert!(gone.contains(&format!("delete {what}\n")), "{what} {gone}");
+    }
+    assert_eq!(table.model, Table::new(options(), &[]).model);
 }
 
 #[test]
@@ -291,6 +341,7 @@ fn rules_use_nothing_that_is_missing() {
             scheduled(on(Family::V4, 3, &[1, 3]), "sh"),
             on(Family::V4, 4, &[]),
             limited(on(Family::V4, 5, &[1, 3]), 100, 10),
+            random::of_range(on(Family::V4, 6, &[1, 3])),
         ];
         let model = Table::new(options, &ports).model;
         let rules = model.chains.values().flatten();

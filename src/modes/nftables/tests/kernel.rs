@@ -103,7 +103,9 @@ fn summary(family: Family) -> Vec<String> {
     {
         lines.push(format!("{:?}", chain.chain));
     }
-    for rule in contents.rules.iter().filter(|rule| !draws(&rule.chain)) {
+    let of_range = |chain: &str| chain.starts_with("range") && chain.contains('/');
+    let chooses = |chain: &str| draws(chain) || of_range(chain);
+    for rule in contents.rules.iter().filter(|rule| !chooses(&rule.chain)) {
         lines.push(format!("{} {:?}", rule.chain, rule.expressions));
     }
     for (listed, elements) in contents.sets {

@@ -3,10 +3,13 @@
 use std::collections::BTreeMap;
 
 use hashbrown::HashMap;
-use nftables::{Datum, Element, Rule, Statement, Step, Transaction, Verdict};
+use nftables::{Datum, Element, Field, Rule, Statement, Step, Transaction, Verdict};
 
 /// The first slot of endpoints on this node.
 const LOCAL: u32 = 65_536;
+
+/// The same for a range of ports, next to its first port.
+const LOCAL_OF_RANGE: u32 = 32_768;
 
 /// A table of nf_tables, as far as a transaction concerns it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -18,8 +21,8 @@ pub struct Model {
 }
 
 type Elements = HashMap<Box<[u8]>, Element>;
-/// Slots and their endpoints, by frontend and whether they are of this node alone.
-type BySlot = HashMap<(Box<[u8]>, bool), Vec<(u32, Element)>>;
+/// Slots and their endpoints, by frontend and the first slot.
+type BySlot = HashMap<(Box<[u8]>, u32), Vec<(u32, Element)>>;
 
 impl Model {
     /// Runs a transaction.
@@ -92,7 +95,10 @@ impl Model {
                     continue;
                 };
                 assert!(self.chains.contains_key(&**chain), "{element:?} of {set}");
-                check_slots(&element.key, chain, &self.sets[endpoints]);
+                match &**set {
+                    "ranges" => self.check_range(&element.key, chain),
+                    _ => check_slots(&element.key, chain, &self.sets[endpoints]),
+                }
             }
         }
         for statement in self.chains.values().flatten().flat_map(|r| &r.statements) {
@@ -124,6 +130,33 @@ impl Model {
         }
     }
 
+    /// Checks the slots among which the chain of a range chooses, and those to which it goes.
+    fn check_range(&self, key: &[u8], chain: &str) {
+        let rules = &self.chains[chain];
+        let statements = || rules.iter().flat_map(|rule| &rule.statements);
+        for statement in statements() {
+            if let Statement::Verdict(Verdict::Goto(other)) = statement {
+                self.check_range(key, other);
+            }
+        }
+        let mut drawn = statements().filter_map(drawn);
+        let Some((slots, first, random)) = drawn.next() else {
+            return;
+        };
+        // Slots have the first port, not the keys.
+        let frontend = &key[..key.len() - 4];
+        let is_taken = |slot: &u32| {
+            let key = [frontend, &slot.to_ne_bytes()].concat();
+            self.sets["range-endpoints"].contains_key(&*key)
+        };
+        let taken = (first..first + slots).take_while(is_taken).count();
+        if random {
+            assert!(taken > slots as usize / 4, "{taken} of {chain}");
+        } else {
+            assert_eq!(taken, slots as usize, "{chain}");
+        }
+    }
+
     /// Returns the same with the endpoints of each frontend in order, and without the numbers of
     /// slots among which a chain draws: the slot of each endpoint, and the number of slots, depend
     /// on the history.
@@ -136,12 +169,29 @@ impl Model {
                 *chain = chain.replacen(&format!("{slots}{rest}"), rest, 1).into();
             }
         }
-        for set in ["endpoints", "node-port-endpoints"] {
+        for rules in self.chains.values_mut() {
+            rules.retain(|rule| {
+                rule.statements
+                    .iter()
+                    .filter_map(drawn)
+                    .all(|(slots, ..)| slots == 1)
+            });
+            let drawn = rules.iter_mut().flat_map(|rule| &mut rule.statements);
+            drawn.for_each(forget_draws);
+        }
+        for set in ["endpoints", "node-port-endpoints", "range-endpoints"] {
+            if !self.sets.contains_key(set) {
+                continue;
+            }
             let mut frontends = BySlot::new();
             for (key, element) in std::mem::take(self.set(set)) {
                 let (frontend, slot) = key.split_at(key.len() - 4);
                 let slot = u32::from_ne_bytes(slot.try_into().unwrap());
-                let of = (frontend.into(), slot >= LOCAL);
+                let first = match set {
+                    "range-endpoints" => slot & !(LOCAL_OF_RANGE - 1),
+                    _ => slot & LOCAL,
+                };
+                let of = (frontend.into(), first);
                 frontends.entry(of).or_default().push((slot, element));
             }
             for ((frontend, _), of) in frontends {
@@ -166,6 +216,30 @@ fn octets(element: &Element) -> Box<[u8]> {
     match &element.data {
         Some(Datum::Value(octets)) => octets.clone(),
         other => panic!("{other:?} is no endpoint"),
+    }
+}
+
+/// Returns among how many slots of a range a statement chooses, the first one, and whether it does so
+/// at random.
+fn drawn(statement: &Statement) -> Option<(u32, u32, bool)> {
+    let Statement::Dnat(_, key, set) = statement else {
+        return None;
+    };
+    match key.last().filter(|_| &*set.name == "range-endpoints")? {
+        Field::Numgen(numgen) => Some((numgen.modulus, numgen.offset, numgen.random)),
+        // A hash of the port as well is one that draws at random, or that of a table.
+        Field::Jhash(jhash) => Some((jhash.modulus, jhash.offset, jhash.modulus.is_power_of_two())),
+        other => panic!("{other:?} is no slot"),
+    }
+}
+
+/// The number of the last draw depends on how many there were.
+fn forget_draws(statement: &mut Statement) {
+    if drawn(statement).is_some()
+        && let Statement::Dnat(_, key, _) = statement
+        && let Some(Field::Jhash(jhash)) = key.last_mut()
+    {
+        jhash.seed = 0;
     }
 }
 

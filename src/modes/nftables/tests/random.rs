@@ -1,6 +1,6 @@
 //! Random ServicePorts with all that the API has, and random options.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{net::IpAddr, num::NonZeroU16, sync::Arc, time::Duration};
 
 use net::{Family, Protocol};
 
@@ -12,7 +12,7 @@ use crate::{
     kernel::probe::NftPart,
     modes::detect_local::DetectLocal,
     services::{
-        Endpoint, Endpoints, Grown, Namespaces, ServicePort, TrafficPolicy,
+        Endpoint, Endpoints, Grown, Namespaces, ServicePort, SessionAffinity, TrafficPolicy,
         service_ports::{self, service_port},
     },
 };
@@ -117,7 +117,28 @@ pub fn port(family: Family, number: u16, choices: u128) -> Option<ServicePort> {
         port = limited(port, most(), most());
     }
     port.endpoints = Arc::new(endpoints(family, &mut choices));
+    if choices.below(4) == 3 {
+        return Some(of_range(port));
+    }
     Some(port)
+}
+
+/// Returns the same with a range of ports, which it forwards port for port.
+pub fn of_range(mut port: ServicePort) -> ServicePort {
+    port.last_port = NonZeroU16::new(port.port + 20);
+    port.node_port = None;
+    let mut endpoints = Endpoints::clone(&port.endpoints);
+    for endpoint in &mut endpoints.all {
+        endpoint.address.set_port(0);
+    }
+    port.endpoints = Arc::new(endpoints);
+    if port.session_affinity != SessionAffinity::None
+        && port.preferences().hash_table_size.is_none()
+    {
+        // A hash stands for it.
+        port = scheduled(port, "random");
+    }
+    port
 }
 
 /// Endpoints in any condition, on this node, another or an unknown one, and those of them that

@@ -151,8 +151,12 @@ struct Candidate<'a> {
     allowed: &'a [IpNet],
 }
 
-/// The service groups of `port`; `default` is the scheduler of Services that name none.
+/// The service groups of `port`, of which a range of ports has none; `default` is the scheduler of
+/// Services that name none.
 pub fn plan(port: &ServicePort, default: SchedulerName) -> Vec<GroupPlan> {
+    if port.is_range() {
+        return Vec::new();
+    }
     let own = port
         .addresses()
         .filter(|_| port.node_port == Some(port.port));

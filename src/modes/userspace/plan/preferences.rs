@@ -85,6 +85,7 @@ pub fn unsupported(port: &ServicePort, default: SchedulerName) -> Vec<Reason> {
         drain_timeout,
         proxy_protocol,
         table_size,
+        Reason::of_ports(port),
     ]
     .into_iter()
     .flatten()

@@ -1,6 +1,6 @@
 //! Any sequence of events results in the same map as a fresh start.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, num::NonZeroU16};
 
 use proptest::prelude::*;
 use testing::cases;
@@ -38,6 +38,39 @@ fn policy(local: bool) -> TrafficPolicy {
     }
 }
 
+/// Ports of the spec, and perhaps a range.
+fn any_ports() -> impl Strategy<Value = Box<[Port]>> {
+    let port = (
+        0..2_usize,
+        0..2_u8,
+        prop::sample::select(vec![1, 2, 30000]),
+        prop::option::of(30000..30002_u16),
+    );
+    let range = (0..4_usize, 0..2_u8);
+    (prop::collection::vec(port, 0..3), range).prop_map(|(ports, (range, udp))| {
+        let mut seen = BTreeSet::new();
+        let ports = ports
+            .into_iter()
+            .map(|(name, udp, port, node_port)| Port {
+                name: ["", "p"][name].into(),
+                protocol: protocol(udp),
+                port,
+                last_port: None,
+                node_port,
+            })
+            .filter(|port| seen.insert((port.name.clone(), port.protocol)));
+        let range = [(1, 1), (1, 2), (2, 40_000)].get(range);
+        let range = range.map(|(first, last)| Port {
+            name: format!("{first}-{last}").into(),
+            protocol: protocol(udp),
+            port: *first,
+            last_port: NonZeroU16::new(*last),
+            node_port: None,
+        });
+        ports.chain(range).collect()
+    })
+}
+
 fn any_service() -> impl Strategy<Value = Event> {
     let ips = prop::sample::select(vec![
         vec![],
@@ -45,20 +78,13 @@ fn any_service() -> impl Strategy<Value = Event> {
         vec!["10.0.0.1", "fd00::1"],
         vec!["fd00::1", "10.0.0.2"],
     ]);
-    let port = (
-        0..2_usize,
-        0..2_u8,
-        prop::sample::select(vec![1, 2, 30000]),
-        prop::option::of(30000..30002_u16),
-    );
-    let ports = prop::collection::vec(port, 0..3);
     let outside = prop::sample::subsequence(
         vec!["10.0.0.1", "192.0.2.1", "192.0.2.2", "2001:db8::1"],
         0..=4,
     );
     let name = (0..3_usize, 0..2_i64);
     let drain = prop::option::of(0..2_u64);
-    (name, ips, ports, outside, any::<[bool; 4]>(), drain).prop_map(
+    (name, ips, any_ports(), outside, any::<[bool; 4]>(), drain).prop_map(
         |(
             (name, created),
             ips,
@@ -71,17 +97,6 @@ fn any_service() -> impl Strategy<Value = Event> {
             let outside: Vec<&str> = outside
                 .into_iter()
                 .filter(|ip| ips.iter().any(|own| own.contains(':') == ip.contains(':')))
-                .collect();
-            let mut seen = BTreeSet::new();
-            let ports = ports
-                .into_iter()
-                .map(|(name, udp, port, node_port)| Port {
-                    name: ["", "p"][name].into(),
-                    protocol: protocol(udp),
-                    port,
-                    node_port,
-                })
-                .filter(|port| seen.insert((port.name.clone(), port.protocol)))
                 .collect();
             let timeout = std::time::Duration::from_secs(60);
             let serving = Serving {
@@ -231,7 +246,8 @@ fn any_node_addresses() -> impl Strategy<Value = BTreeSet<IpAddr>> {
 fn each_address_has_one_owner(tracker: &Tracker) -> Result<(), TestCaseError> {
     let mut owners = HashMap::new();
     let all = |port: &ServicePort| {
-        let services = port.addresses().map(|ip| (ip, port.port));
+        let services = port.addresses().filter(|_| !port.is_range());
+        let services = services.map(|ip| (ip, port.port));
         let node = tracker.ownership.node().iter().copied();
         let node = node.filter(|ip| Family::of(ip) == port.name.family);
         let node = node.filter(|ip| port.node_port_excluded().all(|lost| lost != *ip));
@@ -255,6 +271,20 @@ fn each_address_has_one_owner(tracker: &Tracker) -> Result<(), TestCaseError> {
     }
     for port in tracker.map().iter() {
         for lost in &port.conflicts {
+            if lost.last_port.is_some() {
+                prop_assert_ne!(&lost.owner.service, &port.name.service, "{}", lost);
+                continue;
+            }
+            let range = tracker.map().get(&lost.owner);
+            let of_range = range.is_some_and(|range| {
+                let mut addresses = range.addresses();
+                range.is_range()
+                    && range.ports().contains(&lost.port)
+                    && addresses.any(|ip| Some(ip) == lost.ip)
+            });
+            if of_range {
+                continue;
+            }
             let everywhere = match port.name.family {
                 Family::V4 => [0; 4].into(),
                 Family::V6 => [0; 16].into(),
@@ -264,6 +294,41 @@ fn each_address_has_one_owner(tracker: &Tracker) -> Result<(), TestCaseError> {
                 port.name.protocol,
             );
             prop_assert_eq!(owners.get(&at), Some(&lost.owner), "{}", lost);
+        }
+    }
+    Ok(())
+}
+
+/// Checks that a range is served only by the Service that takes precedence at the address, and that no
+/// Service without precedence by its role serves a port within it.
+fn ranges_are_of_the_first_at_an_address(tracker: &Tracker) -> Result<(), TestCaseError> {
+    let class = |port: &ServicePort, ip: IpAddr| match port.cluster_ip == Some(ip) {
+        true => 0,
+        false if port.load_balancer_ips.contains(&ip) => 1,
+        false => 2,
+    };
+    let rank = |port: &ServicePort, ip| {
+        let service = &port.name.service;
+        let created = tracker.service(service).map(|service| service.created);
+        (class(port, ip), created, service.clone())
+    };
+    for range in tracker.map().iter().filter(|port| port.is_range()) {
+        for ip in range.addresses() {
+            let mut others = tracker.map().iter();
+            let first = others.all(|other| {
+                let is_there = other.addresses().any(|one| one == ip);
+                !is_there || rank(range, ip) <= rank(other, ip)
+            });
+            prop_assert!(first, "{:?} at {}", range.name, ip);
+            let within = |other: &&Arc<ServicePort>| {
+                other.name.protocol == range.name.protocol
+                    && range.ports().contains(&other.port)
+                    && class(other, ip) > class(range, ip)
+                    && other.addresses().any(|one| one == ip)
+                    && !tracker.ownership.node().contains(&ip)
+            };
+            let lower = tracker.map().iter().find(within);
+            prop_assert_eq!(lower, None, "{:?} at {}", range.name, ip);
         }
     }
     Ok(())
@@ -354,6 +419,7 @@ proptest! {
             }
             last_node = node;
             each_address_has_one_owner(&tracker)?;
+            ranges_are_of_the_first_at_an_address(&tracker)?;
             prop_assert!(changes.stale.ports.keys().all(|name| changes.ports.contains(name)));
             // Unchanged values are the same ones, not equal ones.
             for port in tracker.map().iter().filter(|port| !changes.ports.contains(&port.name)) {

@@ -18,7 +18,7 @@ use netlink::{
     connections::{self, Connection},
     conntrack::{
         entries,
-        flows::{self, Tuple, UDP},
+        flows::{self, Match, Tuple, UDP},
     },
     links,
 };
@@ -140,7 +140,7 @@ fn delete_flows_to(family: Family, datagrams: &HashSet<SocketAddr>) -> Result<()
         return Ok(());
     }
     let mut socket = Socket::open(netlink::Protocol::Netfilter)?;
-    flows::delete_if(&mut socket, family, UDP, |flow| {
+    flows::delete_if(&mut socket, family, &[Match::all(UDP)], |flow| {
         let Tuple {
             source,
             destination,

@@ -32,6 +32,7 @@ pub fn captured(line: &str, family: Family) -> Option<(Frontend, u16)> {
         family,
         address: value("-d").and_then(|net| net.split('/').next()?.parse().ok()),
         port: value("--dport")?.parse().ok()?,
+        last_port: None,
     };
     let to = match value("--to-destination") {
         Some(to) => to.parse::<SocketAddr>().ok()?.port(),

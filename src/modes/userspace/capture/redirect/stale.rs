@@ -118,7 +118,7 @@ pub fn delete_redirected(family: Family) -> Result<(), netlink::Error> {
         .map(|a| a.address)
         .collect();
     let mut socket = Socket::open(netlink::Protocol::Netfilter)?;
-    flows::delete_if(&mut socket, family, UDP, |flow| {
+    flows::delete_if(&mut socket, family, &[Match::all(UDP)], |flow| {
         let answers = flow.reply.source.ip();
         flow.original.destination != flow.reply.source
             && (answers.is_loopback() || own.contains(&answers))

@@ -98,6 +98,7 @@ fn frontend() -> impl Strategy<Value = Frontend> {
         family: Family::V4,
         address: address.map(|bits| IpAddr::V4(bits.into())),
         port,
+        last_port: None,
     })
 }
 
@@ -330,6 +331,7 @@ fn sctp_is_not_captured_without_its_match() {
             protocol,
             address: None,
             port: 30_000,
+            last_port: None,
         });
         let target = |port| Target {
             port,
