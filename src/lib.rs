@@ -21,6 +21,7 @@ mod family_metrics;
 pub mod hold;
 pub mod kernel;
 pub mod lifecycle;
+mod listing;
 pub mod log;
 pub mod log_once;
 pub mod migrate;

@@ -3,7 +3,7 @@
 mod changes;
 
 use super::report::{Importance, Report, Row};
-use crate::config::ModeName;
+use crate::{config::ModeName, listing::first_of};
 
 /// Longest line, in columns.
 const COLUMNS: usize = 90;
@@ -93,16 +93,7 @@ fn kernel(text: &mut String, report: &Report, wide: bool) {
         text.push_str("\nIn the kernel of this node\n");
     }
     for group in groups {
-        let mut names = group
-            .names
-            .iter()
-            .take(NAMES)
-            .cloned()
-            .collect::<Vec<_>>()
-            .join(", ");
-        if let more @ 1.. = group.names.len().saturating_sub(NAMES) {
-            names.push_str(&format!(" and {more} more"));
-        }
+        let names = first_of(&group.names, NAMES);
         text.push_str(&format!("\n  {} {}\n", group.names.len(), group.what));
         field(text, "    ", "names", &names);
         field(text, "    ", "become", &group.becomes.to_string());

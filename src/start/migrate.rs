@@ -15,6 +15,7 @@ use crate::{
     cli::{self, Machine, Migrate, Output, Settings},
     config::ModeName,
     kernel::probe::Kernel,
+    listing::first_of,
     migrate::{
         self, Chosen, Given, Holdings, ModeChanges, Report, differences, node_lines, origin, state,
     },
@@ -192,11 +193,7 @@ fn lacking_node(objects: &Objects, folder: &Path) -> Result<Option<String>, Stri
              among what would be removed; add it with kubectl get nodes"
         )));
     }
-    let names = nodes.iter().take(NODES).map(|name| &**name);
-    let mut named = names.collect::<Vec<_>>().join(", ");
-    if let more @ 1.. = nodes.len().saturating_sub(NODES) {
-        named.push_str(&format!(" and {more} more"));
-    }
+    let named = first_of(nodes, NODES);
     Err(format!(
         "--manifests {folder} has no Node called {node:?}, but {named}: name the node whose rules \
          are compared with --hostname-override"

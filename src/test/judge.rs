@@ -10,6 +10,7 @@ use super::{
     promise::{Answers, Promise, listed},
     report::Finding,
 };
+use crate::listing::first_of;
 
 /// Maximum number of endpoints that are named in a row.
 const NAMED: usize = 4;
@@ -56,7 +57,7 @@ impl Answers {
     }
 
     fn words(&self) -> String {
-        let endpoints = some(self.endpoints.iter().map(SocketAddr::to_string).collect());
+        let endpoints = first_of(&self.endpoints, NAMED);
         let mut words = match self.endpoints.len() {
             0 | 1 => endpoints,
             _ if self.stays => format!("always the same of {endpoints}"),
@@ -122,17 +123,7 @@ fn summary(seen: &[Seen]) -> String {
             words
         }
     });
-    some(found.collect())
-}
-
-/// Lists the first [`NAMED`] of them, and counts the others.
-fn some(all: Vec<String>) -> String {
-    let more = all.len().saturating_sub(NAMED);
-    let shown: Vec<String> = all.into_iter().take(NAMED).collect();
-    match more {
-        0 => shown.join(", "),
-        more => format!("{} and {more} more", shown.join(", ")),
-    }
+    first_of(found, NAMED)
 }
 
 #[cfg(test)]
@@ -259,7 +250,6 @@ mod tests {
 
     #[test]
     fn long_lists_are_cut() {
-        let all = (1..=6).map(|number| number.to_string()).collect();
-        assert_eq!(some(all), "1, 2, 3, 4 and 2 more");
+        assert_eq!(first_of(1..=6, NAMED), "1, 2, 3, 4 and 2 more");
     }
 }

@@ -4,6 +4,8 @@ use std::{ffi::OsStr, fmt};
 
 use tracing::{info, warn};
 
+use crate::listing;
+
 /// A report about a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Report {
@@ -25,20 +27,7 @@ const NAMED: usize = 5;
 
 /// Lists the first of these names, and counts the others; `None` if there are none.
 pub(super) fn first_of(names: impl IntoIterator<Item = impl fmt::Display>) -> Option<String> {
-    let mut names = names.into_iter();
-    let named: Vec<String> = names
-        .by_ref()
-        .take(NAMED)
-        .map(|name| name.to_string())
-        .collect();
-    if named.is_empty() {
-        return None;
-    }
-    let named = named.join(", ");
-    Some(match names.count() {
-        0 => named,
-        more => format!("{named} and {more} more"),
-    })
+    Some(listing::first_of(names, NAMED)).filter(|listed| !listed.is_empty())
 }
 
 impl Report {

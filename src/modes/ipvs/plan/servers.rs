@@ -69,17 +69,9 @@ fn refuses_clients(scheduler: &str) -> bool {
 
 /// Returns the scheduler that `port` asks for, where Services that name none have `default`.
 pub fn asked_scheduler(port: &ServicePort, default: &Arc<str>) -> Arc<str> {
-    if let Some(named) = &port.preferences().scheduler {
-        let known = name_in_kernel(named);
-        return if known == &**named {
-            Arc::clone(named)
-        } else {
-            known.into()
-        };
-    }
-    match port.scheduler(default) {
+    match name_in_kernel(port.scheduler(default)) {
         asked if *asked == **default => Arc::clone(default),
-        by_weights => by_weights.into(),
+        other => other.into(),
     }
 }
 
