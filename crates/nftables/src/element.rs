@@ -7,7 +7,7 @@ use netlink::{Attribute, Malformed, Message, Request};
 use super::{
     HEADER,
     datatype::{DataType, Span, write_range},
-    expression::Expression,
+    expression::{Expression, attributes::counter},
     set::Set,
     userdata::{self, Comment, UserData},
     verdict::{Datum, VALUE},
@@ -66,6 +66,16 @@ pub struct Counted {
     pub packets: u64,
     /// Their bytes, from the IP header on.
     pub bytes: u64,
+}
+
+impl Counted {
+    /// Returns the counts of a counter; `None` for other expressions.
+    pub(super) fn of(expression: &Expression) -> Option<Counted> {
+        (expression.name == "counter").then(|| Counted {
+            packets: expression.number(counter::PACKETS),
+            bytes: expression.number(counter::BYTES),
+        })
+    }
 }
 
 impl Element {
@@ -237,9 +247,7 @@ impl Raw {
                 TIMEOUT => element.timeout = Some(Duration::from_millis(inner.be64()?)),
                 EXPIRATION => element.expires = Some(Duration::from_millis(inner.be64()?)),
                 EXPRESSION => {
-                    if let Expression::Counter { packets, bytes } = Expression::read(inner)? {
-                        element.counted = Some(Counted { packets, bytes });
-                    }
+                    element.counted = Counted::of(&Expression::read(inner)?);
                 }
                 USERDATA => element.comment = userdata::comment(inner.payload, COMMENT),
                 _ => {}

@@ -7,7 +7,11 @@ use net::Family;
 
 use super::{
     datatype::DataType,
-    expression::{Access, Expression, Header, Register},
+    expression::{
+        Expression, Header,
+        attributes::{ct, fib, hash, meta, numgen},
+        register,
+    },
 };
 
 /// One value of a packet.
@@ -181,60 +185,52 @@ impl Field {
     /// Appends the expressions that load it into the register at `to`; `free` is the first octet of
     /// the registers that are not in use.
     pub(super) fn load(&self, to: usize, free: usize, out: &mut Vec<Expression>) {
-        let register = Register::at(to);
         if let Some((header, offset, len)) = self.payload() {
-            out.push(Expression::Payload {
-                header,
-                offset,
-                len,
-                to: register,
-            });
+            out.push(Expression::payload(header, offset, len, register(to)));
             return;
         }
-        match self {
-            Field::Meta(meta) => out.push(Expression::Meta {
-                key: *meta as u32,
-                access: Access::Load(register),
-            }),
-            Field::Ct(ct, direction) => out.push(Expression::Ct {
-                key: ct.number(),
-                direction: direction.map(|d| d as u8),
-                to: register,
-            }),
-            Field::Fib(fib) => out.push(Expression::Fib {
-                to: register,
-                result: Fib::TYPE,
-                flags: *fib as u32,
-            }),
-            Field::Numgen(numgen) => out.push(Expression::Numgen {
-                to: register,
-                modulus: numgen.modulus,
-                random: numgen.random,
-                offset: numgen.offset,
-            }),
+        let to_register = register(to);
+        let loading = match self {
+            Field::Meta(meta) => Expression::meta(*meta as u32, meta::TO, to_register),
+            Field::Ct(ct, direction) => {
+                let loading = Expression::new("ct")
+                    .be32(ct::KEY, ct.number())
+                    .be32(ct::TO, to_register);
+                match direction {
+                    Some(direction) => loading.octets(ct::DIRECTION, &[*direction as u8]),
+                    None => loading,
+                }
+            }
+            Field::Fib(fib) => Expression::new("fib")
+                .be32(fib::TO, to_register)
+                .be32(fib::RESULT, Fib::TYPE)
+                .be32(fib::FLAGS, *fib as u32),
+            Field::Numgen(numgen) => Expression::new("numgen")
+                .be32(numgen::TO, to_register)
+                .be32(numgen::MODULUS, numgen.modulus)
+                .be32(numgen::KIND, numgen.random.into())
+                .be32(numgen::OFFSET, numgen.offset),
             Field::Jhash(jhash) => {
                 let len = load(&jhash.of, free, free, out);
-                out.push(Expression::Jhash {
-                    from: Register::at(free),
-                    len: len as u32,
-                    to: register,
-                    modulus: jhash.modulus,
-                    seed: jhash.seed,
-                    offset: jhash.offset,
-                });
+                let mut hashing = Expression::new("hash")
+                    .be32(hash::FROM, register(free))
+                    .be32(hash::TO, to_register)
+                    .be32(hash::LEN, len as u32)
+                    .be32(hash::MODULUS, jhash.modulus);
+                if jhash.seed != 0 {
+                    hashing = hashing.be32(hash::SEED, jhash.seed);
+                }
+                // NFT_HASH_JENKINS
+                hashing.be32(hash::OFFSET, jhash.offset).be32(hash::KIND, 0)
             }
             Field::Masked(field, mask) => {
                 field.load(to, free, out);
                 let mask = field.mask_octets(*mask);
-                out.push(Expression::Bitwise {
-                    from: register,
-                    to: register,
-                    xor: vec![0; mask.len()].into(),
-                    mask: mask.into(),
-                });
+                Expression::bitwise(to_register, &mask, &vec![0; mask.len()])
             }
-            _ => {}
-        }
+            _ => return,
+        };
+        out.push(loading);
     }
 
     /// The lowest bits of a value of this field, in the order of its octets.

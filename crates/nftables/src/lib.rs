@@ -29,7 +29,9 @@ pub use chain::{Base, Chain, ChainType, Hook, ListedChain, Policy};
 pub use client::{Contents, Rules};
 pub use datatype::DataType;
 pub use element::{Counted, Element};
-pub use expression::{Access, Comparison, Expression, Header, LookupData, Register};
+pub use expression::Expression;
+#[doc(hidden)]
+pub use expression::attributes;
 pub use failure::{Failure, Refused};
 pub use field::{Ct, Direction, Fib, Field, Jhash, Meta, Numgen};
 pub use monitor::{ChangedChain, Event, Monitor};

@@ -126,11 +126,10 @@ pub(super) fn read(message: Message<'_>) -> Result<Option<Event>, Malformed> {
 }
 
 fn leads_to(expressions: &[Expression]) -> Vec<Arc<str>> {
-    let verdicts = expressions
-        .iter()
-        .filter_map(|expression| match expression {
-            Expression::Verdict(Verdict::Jump(chain) | Verdict::Goto(chain)) => Some(chain),
-            _ => None,
-        });
-    verdicts.cloned().collect()
+    let verdicts = expressions.iter().filter_map(Expression::verdict);
+    let chains = verdicts.filter_map(|verdict| match verdict {
+        Verdict::Jump(chain) | Verdict::Goto(chain) => Some(chain),
+        _ => None,
+    });
+    chains.cloned().collect()
 }

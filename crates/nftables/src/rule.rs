@@ -142,9 +142,6 @@ pub(super) fn counted(
             _ => {}
         }
     }
-    let counted = found.into_iter().filter_map(|expression| match expression {
-        Expression::Counter { packets, bytes } if is_listed => Some(Counted { packets, bytes }),
-        _ => None,
-    });
-    Ok(counted.collect())
+    let counted = found.iter().filter_map(Counted::of);
+    Ok(counted.filter(|_| is_listed).collect())
 }

@@ -244,11 +244,7 @@ impl Set {
             r = r.attribute(USERDATA, octets);
         }
         if self.counter {
-            let counter = Expression::Counter {
-                packets: 0,
-                bytes: 0,
-            };
-            r = r.nested(EXPRESSION, |r| counter.write(r));
+            r = r.nested(EXPRESSION, |r| Expression::new("counter").write(r));
         }
         r
     }
@@ -409,8 +405,7 @@ impl ListedSet {
                 DATA_TYPE => set.data = Some(attribute.be32()?),
                 USERDATA => set.user = attribute.payload.into(),
                 EXPRESSION => {
-                    let found = Expression::read(attribute)?;
-                    set.counter = matches!(found, Expression::Counter { .. });
+                    set.counter = Expression::read(attribute)?.name == "counter";
                 }
                 DESCRIPTION => {
                     for inner in attribute.nested() {

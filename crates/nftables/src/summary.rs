@@ -1,6 +1,6 @@
 //! Properties that tell a rule from others, whoever made it.
 
-use netlink::{Attribute, Malformed, Message};
+use netlink::{Malformed, Message};
 
 use super::{
     expression::Expression,
@@ -8,8 +8,6 @@ use super::{
     userdata::{self, Comment},
 };
 
-/// `NFTA_EXPR_DATA` of `linux/netfilter/nf_tables.h`.
-const DATA: u16 = 2;
 /// `NFTA_MATCH_NAME` and `NFTA_TARGET_NAME`, `NFTA_MATCH_INFO`: matches and targets of
 /// iptables within nf_tables.
 const XT_NAME: u16 = 1;
@@ -37,7 +35,7 @@ impl RuleSummary {
             match attribute.kind {
                 rule::EXPRESSIONS => {
                     for expression in attribute.nested() {
-                        summary.add(expression?)?;
+                        summary.add(&Expression::read(expression?)?);
                     }
                 }
                 rule::USERDATA => {
@@ -51,36 +49,14 @@ impl RuleSummary {
         Ok(summary)
     }
 
-    fn add(&mut self, attribute: Attribute<'_>) -> Result<(), Malformed> {
-        match Expression::read(attribute)? {
-            Expression::Lookup { set, .. } => self.sets.push(set.to_string()),
-            Expression::Reject { .. } => self.refuses = true,
-            Expression::Other { name } => self.add_xt(&name, attribute)?,
-            _ => {}
-        }
-        Ok(())
-    }
-
-    /// Adds a match or a target of iptables.
-    fn add_xt(&mut self, kind: &str, attribute: Attribute<'_>) -> Result<(), Malformed> {
-        let (mut name, mut info): (&str, &[u8]) = ("", &[]);
-        for data in attribute.nested() {
-            let data = data?;
-            if data.kind != DATA {
-                continue;
-            }
-            for inner in data.nested() {
-                let inner = inner?;
-                match inner.kind {
-                    XT_NAME => name = inner.text()?,
-                    XT_INFO => info = inner.payload,
-                    _ => {}
-                }
-            }
-        }
-        match (kind, name) {
+    fn add(&mut self, expression: &Expression) {
+        let name = expression.text(XT_NAME).unwrap_or_default();
+        match (&*expression.name, name) {
+            ("lookup", _) => self.sets.extend(expression.set().map(str::to_owned)),
+            ("reject", _) => self.refuses = true,
             // struct xt_comment_info: text that ends with NUL.
             ("match", "comment") => {
+                let info = expression.bytes(XT_INFO).unwrap_or_default();
                 let text = info.split(|byte| *byte == 0).next().unwrap_or_default();
                 self.comment = Some(String::from_utf8_lossy(text).into_owned());
             }
@@ -90,7 +66,6 @@ impl RuleSummary {
             }
             _ => {}
         }
-        Ok(())
     }
 }
 
@@ -101,8 +76,9 @@ mod tests {
 
     use super::{super::kind, *};
 
-    /// `NFTA_EXPR_NAME` of `linux/netfilter/nf_tables.h`.
+    /// `NFTA_EXPR_NAME` and `NFTA_EXPR_DATA` of `linux/netfilter/nf_tables.h`.
     const NAME: u16 = 1;
+    const DATA: u16 = 2;
 
     #[test]
     fn a_rule_of_iptables_is_known_by_its_comment_and_target() {

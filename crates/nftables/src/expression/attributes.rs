@@ -1,39 +1,40 @@
 //! Numbers of attributes of `linux/netfilter/nf_tables.h`, one module an enum.
 
-// enum nft_expr_attributes
-pub(super) const NAME: u16 = 1;
-pub(super) const DATA: u16 = 2;
+#![allow(missing_docs, reason = "the names are those of the header")]
 
-pub(super) mod payload {
+// enum nft_expr_attributes
+pub const NAME: u16 = 1;
+pub const DATA: u16 = 2;
+
+pub mod payload {
     pub const TO: u16 = 1;
     pub const BASE: u16 = 2;
     pub const OFFSET: u16 = 3;
     pub const LEN: u16 = 4;
 }
-pub(super) mod meta {
+pub mod meta {
     pub const TO: u16 = 1;
     pub const KEY: u16 = 2;
     pub const FROM: u16 = 3;
 }
-pub(super) mod ct {
+pub mod ct {
     pub const TO: u16 = 1;
     pub const KEY: u16 = 2;
     pub const DIRECTION: u16 = 3;
 }
-pub(super) mod cmp {
+pub mod cmp {
     pub const FROM: u16 = 1;
     pub const OP: u16 = 2;
     pub const WITH: u16 = 3;
 }
-pub(super) mod bitwise {
+pub mod bitwise {
     pub const FROM: u16 = 1;
     pub const TO: u16 = 2;
     pub const LEN: u16 = 3;
     pub const MASK: u16 = 4;
     pub const XOR: u16 = 5;
-    pub const OP: u16 = 6;
 }
-pub(super) mod byteorder {
+pub mod byteorder {
     pub const FROM: u16 = 1;
     pub const TO: u16 = 2;
     pub const OP: u16 = 3;
@@ -42,7 +43,7 @@ pub(super) mod byteorder {
     /// `NFT_BYTEORDER_HTON` of `linux/netfilter/nf_tables.h`.
     pub const HOST_TO_NETWORK: u32 = 1;
 }
-pub(super) mod lookup {
+pub mod lookup {
     pub const SET: u16 = 1;
     pub const FROM: u16 = 2;
     pub const TO: u16 = 3;
@@ -50,17 +51,17 @@ pub(super) mod lookup {
     /// `NFT_LOOKUP_F_INV` of `linux/netfilter/nf_tables.h`.
     pub const INVERTED: u32 = 1;
 }
-pub(super) mod immediate {
+pub mod immediate {
     pub const TO: u16 = 1;
     pub const DATA: u16 = 2;
 }
-pub(super) mod numgen {
+pub mod numgen {
     pub const TO: u16 = 1;
     pub const MODULUS: u16 = 2;
     pub const KIND: u16 = 3;
     pub const OFFSET: u16 = 4;
 }
-pub(super) mod hash {
+pub mod hash {
     pub const FROM: u16 = 1;
     pub const TO: u16 = 2;
     pub const LEN: u16 = 3;
@@ -69,12 +70,12 @@ pub(super) mod hash {
     pub const OFFSET: u16 = 6;
     pub const KIND: u16 = 7;
 }
-pub(super) mod fib {
+pub mod fib {
     pub const TO: u16 = 1;
     pub const RESULT: u16 = 2;
     pub const FLAGS: u16 = 3;
 }
-pub(super) mod nat {
+pub mod nat {
     pub const KIND: u16 = 1;
     pub const FAMILY: u16 = 2;
     pub const ADDRESS: u16 = 3;
@@ -86,40 +87,39 @@ pub(super) mod nat {
     pub const DESTINATION: u32 = 1;
     /// `NF_NAT_RANGE_MAP_IPS` and `NF_NAT_RANGE_PROTO_SPECIFIED`: the kernel sets them where
     /// registers are given.
-    pub const GIVEN: u32 = 1 | 2;
+    pub const GIVEN: u64 = 1 | 2;
 }
-pub(super) mod masq {
+pub mod masq {
     pub const FLAGS: u16 = 1;
     /// `NF_NAT_RANGE_PROTO_RANDOM_FULLY` of `linux/netfilter/nf_nat.h`.
     pub const FULLY_RANDOM: u32 = 16;
 }
-pub(super) mod reject {
+pub mod reject {
     pub const KIND: u16 = 1;
     pub const CODE: u16 = 2;
 }
-pub(super) mod dynset {
+pub mod dynset {
     pub const SET: u16 = 1;
     pub const OP: u16 = 3;
     pub const KEY: u16 = 4;
     pub const DATA: u16 = 5;
     pub const TIMEOUT: u16 = 6;
     pub const EXPRESSION: u16 = 7;
-    pub const EXPRESSIONS: u16 = 10;
     /// `NFT_DYNSET_OP_ADD` and `NFT_DYNSET_OP_UPDATE` of `linux/netfilter/nf_tables.h`.
     pub const ADD: u32 = 0;
     pub const UPDATE: u32 = 1;
 }
-pub(super) mod connlimit {
+pub mod connlimit {
     pub const COUNT: u16 = 1;
     pub const FLAGS: u16 = 2;
     /// `NFT_CONNLIMIT_F_INV` of `linux/netfilter/nf_tables.h`.
     pub const OVER: u32 = 1;
 }
-pub(super) mod counter {
+pub mod counter {
     pub const BYTES: u16 = 1;
     pub const PACKETS: u16 = 2;
 }
-pub(super) mod limit {
+pub mod limit {
     pub const RATE: u16 = 1;
     pub const UNIT: u16 = 2;
     pub const BURST: u16 = 3;

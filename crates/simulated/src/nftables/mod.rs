@@ -328,10 +328,8 @@ impl Table {
     fn references(&self, name: &str) -> usize {
         let of_rules = self.chains.values().flat_map(|chain| &chain.rules);
         let of_rules = of_rules.flat_map(|rule| &rule.expressions);
-        let of_rules = of_rules.filter(|one| match one {
-            Expression::Verdict(verdict) => leads_to(verdict) == Some(name),
-            _ => false,
-        });
+        let of_rules = of_rules.filter_map(|one| one.verdict());
+        let of_rules = of_rules.filter(|verdict| leads_to(verdict) == Some(name));
         let elements = self.sets.values().flat_map(|set| set.elements.values());
         let elements = elements.filter(|element| match &element.data {
             Some(Datum::Verdict(verdict)) => leads_to(verdict) == Some(name),

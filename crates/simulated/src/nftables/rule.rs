@@ -1,9 +1,15 @@
 //! Effects of the expressions of a rule on a packet.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{net::IpAddr, time::Duration};
 
 use net::{Family, octets};
-use nftables::{Access, Comparison, Datum, Expression, Header, LookupData, Register, Verdict};
+use nftables::{
+    Datum, Expression, Verdict,
+    attributes::{
+        bitwise, byteorder, cmp, ct, dynset, fib, hash, immediate, lookup, meta, nat, numgen,
+        payload,
+    },
+};
 
 use super::{
     Set, Table,
@@ -21,6 +27,8 @@ const UNICAST: u32 = 1;
 const LOCAL: u32 = 2;
 /// Octets of registers.
 const SPACE: usize = 64;
+/// `NFT_PAYLOAD_TRANSPORT_HEADER` of `linux/netfilter/nf_tables.h`.
+const TRANSPORT: u64 = 2;
 
 impl Evaluation<'_> {
     /// Applies a rule to a packet; a verdict of `None` means that the next rule follows.
@@ -47,24 +55,18 @@ impl Evaluation<'_> {
         mut running: Running,
         ended: &mut Vec<(Way, Option<Verdict>)>,
     ) {
-        for (at, expression) in expressions.iter().enumerate() {
-            if let Expression::Numgen {
-                to,
-                modulus,
-                offset,
-                ..
-            }
-            | Expression::Jhash {
-                to,
-                modulus,
-                offset,
-                ..
-            } = expression
-            {
-                for number in *offset..offset + modulus {
+        for (place, expression) in expressions.iter().enumerate() {
+            let drawing = match &*expression.name {
+                "numgen" => Some((numgen::TO, numgen::MODULUS, numgen::OFFSET)),
+                "hash" => Some((hash::TO, hash::MODULUS, hash::OFFSET)),
+                _ => None,
+            };
+            if let Some((to, modulus, offset)) = drawing {
+                let [modulus, offset] = [modulus, offset].map(|kind| u32_of(expression, kind));
+                for number in offset..offset + modulus {
                     let mut drawn = running.clone();
-                    drawn.load(*to, &number.to_ne_bytes());
-                    self.all(table, &expressions[at + 1..], drawn, ended);
+                    drawn.load(at(expression, to), &number.to_ne_bytes());
+                    self.all(table, &expressions[place + 1..], drawn, ended);
                 }
                 return;
             }
@@ -84,97 +86,86 @@ impl Evaluation<'_> {
     }
 
     fn one(&self, table: &Table, expression: &Expression, run: &mut Running) -> Step {
-        match expression {
-            Expression::Payload {
-                header,
-                offset,
-                len,
-                to,
-            } => {
-                let from = *offset as usize;
-                let header = self.header(*header, &run.way);
-                match header.get(from..from + *len as usize) {
-                    Some(part) => run.load(*to, part),
+        let register = |kind| at(expression, kind);
+        let number = |kind| expression.number(kind);
+        let octets = |kind| octets_of(expression, kind);
+        match &*expression.name {
+            "payload" => {
+                let from = number(payload::OFFSET) as usize;
+                let header = self.header(number(payload::BASE), &run.way);
+                match header.get(from..from + number(payload::LEN) as usize) {
+                    Some(part) => run.load(register(payload::TO), part),
                     None => return Step::NextRule,
                 }
             }
-            Expression::Meta { key, access } => return self.meta(*key, *access, run),
-            Expression::Ct { key, to, .. } => return self.ct(*key, *to, run),
-            Expression::Compare { from, how, with } => {
-                let is = run.registers[from.octets()..][..with.len()].cmp(with);
-                let holds = match how {
-                    Comparison::Equal => is.is_eq(),
-                    Comparison::NotEqual => is.is_ne(),
-                };
-                return Step::on_if(holds);
+            "meta" => return self.meta(expression, run),
+            "ct" => return self.ct(number(ct::KEY), register(ct::TO), run),
+            "cmp" => {
+                let with = octets(cmp::WITH);
+                let is = run.registers[register(cmp::FROM)..][..with.len()].cmp(with);
+                return Step::on_if(match number(cmp::OP) {
+                    0 => is.is_eq(),
+                    1 => is.is_ne(),
+                    other => panic!("the simulated kernel does not know comparison {other}"),
+                });
             }
-            Expression::Bitwise {
-                from,
-                to,
-                mask,
-                xor,
-            } => run.mask(*from, *to, mask, xor),
-            Expression::Immediate { to, octets } => run.load(*to, octets),
-            Expression::Lookup {
-                set,
-                from,
-                inverted,
-                data,
-            } => return look_up(table, set, *from, *inverted, *data, run),
-            Expression::Verdict(verdict) => return Step::Ends(verdict.clone()),
-            Expression::Fib { to, flags, .. } => {
-                let ip = match flags & 1 {
+            "bitwise" => {
+                let [from, to] = [bitwise::FROM, bitwise::TO].map(register);
+                run.mask(from, to, octets(bitwise::MASK), octets(bitwise::XOR));
+            }
+            "immediate" => match expression.verdict() {
+                Some(verdict) => return Step::Ends(verdict.clone()),
+                None => run.load(register(immediate::TO), octets(immediate::DATA)),
+            },
+            "lookup" => return look_up(table, expression, run),
+            "fib" => {
+                let ip = match number(fib::FLAGS) & 1 {
                     0 => run.way.destination.ip(),
                     _ => self.packet.source.ip(),
                 };
                 let is_own = self.own.contains(&ip);
                 let kind = if is_own { LOCAL } else { UNICAST };
-                run.load(*to, &kind.to_ne_bytes());
+                run.load(register(fib::TO), &kind.to_ne_bytes());
             }
-            Expression::Dnat { address, port, .. } => {
-                self.translate(*address, *port, run);
+            "nat" => {
+                let port = expression.bytes(nat::PORT).map(|_| register(nat::PORT));
+                self.translate(register(nat::ADDRESS), port, run);
                 return Step::Ends(Verdict::Accept);
             }
-            Expression::Masquerade => return run.masquerade(),
-            Expression::Reject { .. } => return Step::Refuses,
-            Expression::Dynset {
-                set,
-                key,
-                data: Some(data),
-                timeout,
-            } => return self.update(table, set, (*key, *data), *timeout, run),
+            "masq" => return run.masquerade(),
+            "reject" => return Step::Refuses,
+            "dynset" if expression.bytes(dynset::DATA).is_some() => {
+                return self.update(table, expression, run);
+            }
             // Nothing that this kernel sees has ended or not: as if no limit were reached.
-            Expression::Connections { .. } | Expression::CountedBy { .. } => return Step::NextRule,
-            Expression::Counter { .. } | Expression::ToNetworkOrder { len: 1, .. } => {}
-            other => panic!("the simulated kernel does not know {other:?}"),
+            "connlimit" => return Step::NextRule,
+            "dynset" if number(dynset::OP) == u64::from(dynset::ADD) => return Step::NextRule,
+            "counter" => {}
+            // A single octet has no order.
+            "byteorder" if number(byteorder::LEN) == 1 => {}
+            _ => panic!("the simulated kernel does not know {expression:?}"),
         }
         Step::On
     }
 
     /// Records that the packet updates a map, whose data are endpoints.
-    fn update(
-        &self,
-        table: &Table,
-        set: &Arc<str>,
-        (key, data): (Register, Register),
-        timeout: Duration,
-        run: &mut Running,
-    ) -> Step {
-        let Some(there) = table.sets.get(&**set) else {
+    fn update(&self, table: &Table, expression: &Expression, run: &mut Running) -> Step {
+        let set = expression.set().unwrap_or_default();
+        let Some(there) = table.sets.get(set) else {
             return Step::NextRule;
         };
         let of_key = there.key.next_multiple_of(4);
         let address = usize::from(self.family.bits() / 8);
         run.way.updates.push(Update {
-            set: Arc::clone(set),
-            key: run.octets(key, of_key),
-            data: Some(run.octets(data, address + 4)),
-            timeout: Some(timeout),
+            set: set.into(),
+            key: run.octets(at(expression, dynset::KEY), of_key),
+            data: Some(run.octets(at(expression, dynset::DATA), address + 4)),
+            timeout: Some(Duration::from_millis(expression.number(dynset::TIMEOUT))),
         });
         Step::On
     }
 
-    fn translate(&self, address: Register, port: Option<Register>, run: &mut Running) {
+    fn translate(&self, address: usize, port: Option<usize>, run: &mut Running) {
         let length = usize::from(self.family.bits() / 8);
         let port = port.map(|at| run.octets(at, 2));
         if let Some(ip) = ip_of(&run.octets(address, length)) {
@@ -187,16 +178,16 @@ impl Evaluation<'_> {
     }
 
     /// A header with the fields that rules look at: addresses or ports.
-    fn header(&self, header: Header, way: &Way) -> [u8; 40] {
+    fn header(&self, header: u64, way: &Way) -> [u8; 40] {
         let ends = [self.packet.source, way.destination];
         let mut octets = [0; 40];
         match header {
-            Header::Transport => {
+            TRANSPORT => {
                 for (at, end) in ends.iter().enumerate() {
                     octets[2 * at..][..2].copy_from_slice(&end.port().to_be_bytes());
                 }
             }
-            Header::Network => {
+            _ => {
                 let length = usize::from(self.family.bits() / 8);
                 let first = match self.family {
                     Family::V4 => 12,
@@ -214,28 +205,29 @@ impl Evaluation<'_> {
         octets
     }
 
-    fn meta(&self, key: u32, access: Access, run: &mut Running) -> Step {
-        match (key, access) {
-            (3, Access::Load(to)) => {
+    fn meta(&self, expression: &Expression, run: &mut Running) -> Step {
+        let is_loaded = expression.bytes(meta::TO).is_some();
+        match (expression.number(meta::KEY), is_loaded) {
+            (3, true) => {
                 let mark = run.way.mark.to_ne_bytes();
-                run.load(to, &mark);
+                run.load(at(expression, meta::TO), &mark);
             }
-            (3, Access::Store(from)) => {
-                let mark = run.octets(from, 4);
+            (3, false) => {
+                let mark = run.octets(at(expression, meta::FROM), 4);
                 run.way.mark = u32::from_ne_bytes([mark[0], mark[1], mark[2], mark[3]]);
             }
-            (16, Access::Load(to)) => run.load(to, &[self.packet.protocol]),
-            (6, Access::Load(to)) => {
+            (16, true) => run.load(at(expression, meta::TO), &[self.packet.protocol]),
+            (6, true) => {
                 let mut name = self.packet.input.unwrap_or_default().as_bytes().to_vec();
                 name.resize(16, 0);
-                run.load(to, &name);
+                run.load(at(expression, meta::TO), &name);
             }
             other => panic!("the simulated kernel does not know meta {other:?}"),
         }
         Step::On
     }
 
-    fn ct(&self, key: u32, to: Register, run: &mut Running) -> Step {
+    fn ct(&self, key: u64, to: usize, run: &mut Running) -> Step {
         let original = self.packet.destination;
         let translated = run.way.destination != original;
         let state = match self.packet.established {
@@ -268,23 +260,23 @@ impl Running {
         Step::Ends(Verdict::Accept)
     }
 
-    fn load(&mut self, to: Register, octets: &[u8]) {
+    fn load(&mut self, to: usize, octets: &[u8]) {
         // The kernel fills a register with zeros first.
         let room = octets.len().next_multiple_of(4);
-        let at = &mut self.registers[to.octets()..][..room];
+        let at = &mut self.registers[to..][..room];
         at.fill(0);
         at[..octets.len()].copy_from_slice(octets);
     }
 
-    fn mask(&mut self, from: Register, to: Register, mask: &[u8], xor: &[u8]) {
-        let of = &self.registers[from.octets()..][..mask.len()];
+    fn mask(&mut self, from: usize, to: usize, mask: &[u8], xor: &[u8]) {
+        let of = &self.registers[from..][..mask.len()];
         let parts = of.iter().zip(mask).zip(xor);
         let made: Vec<u8> = parts.map(|((of, mask), xor)| of & mask ^ xor).collect();
         self.load(to, &made);
     }
 
-    fn octets(&self, from: Register, count: usize) -> Box<[u8]> {
-        self.registers[from.octets()..][..count].into()
+    fn octets(&self, from: usize, count: usize) -> Box<[u8]> {
+        self.registers[from..][..count].into()
     }
 }
 
@@ -308,25 +300,42 @@ fn ip_of(octets: &[u8]) -> Option<IpAddr> {
     }
 }
 
-fn look_up(
-    table: &Table,
-    name: &str,
-    from: Register,
-    inverted: bool,
-    data: Option<LookupData>,
-    run: &mut Running,
-) -> Step {
-    let Some(set) = table.sets.get(name) else {
+/// The octets before the register whose number an attribute has (`enum nft_registers`).
+fn at(expression: &Expression, kind: u16) -> usize {
+    match expression.number(kind) as usize {
+        old @ 1..=4 => 16 * (old - 1),
+        number @ 8..=23 => 4 * (number - 8),
+        other => panic!("there is no register {other}: {expression:?}"),
+    }
+}
+
+fn u32_of(expression: &Expression, kind: u16) -> u32 {
+    u32::try_from(expression.number(kind)).unwrap_or(u32::MAX)
+}
+
+fn octets_of(expression: &Expression, kind: u16) -> &[u8] {
+    match expression.value(kind) {
+        Some(Datum::Value(octets)) => octets,
+        _ => panic!("no value: {expression:?}"),
+    }
+}
+
+fn look_up(table: &Table, expression: &Expression, run: &mut Running) -> Step {
+    let Some(set) = expression.set().and_then(|name| table.sets.get(name)) else {
         return Step::NextRule;
     };
-    let found = set.find(&run.registers[from.octets()..]);
-    let Some(data) = data else {
+    let found = set.find(&run.registers[at(expression, lookup::FROM)..]);
+    if expression.bytes(lookup::TO).is_none() {
+        let inverted = expression.number(lookup::FLAGS) != 0;
         return Step::on_if(found.is_some() != inverted);
-    };
-    match (found, data) {
-        (Some(Some(Datum::Verdict(verdict))), LookupData::Verdict) => Step::Ends(verdict),
-        (Some(Some(Datum::Value(octets))), LookupData::Register(to)) => {
-            run.load(to, &octets);
+    }
+    match found {
+        // Verdicts have a register of their own.
+        Some(Some(Datum::Verdict(verdict))) if expression.number(lookup::TO) == 0 => {
+            Step::Ends(verdict)
+        }
+        Some(Some(Datum::Value(octets))) => {
+            run.load(at(expression, lookup::TO), &octets);
             Step::On
         }
         _ => Step::NextRule,

@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use netlink::{Attribute, Malformed, Message, Messages, Request};
-use nftables::{Datum, Expression, ListedChain, ListedRule, ListedSet, Policy};
+use nftables::{Datum, ListedChain, ListedRule, ListedSet, Policy};
 use nix::{errno::Errno, libc};
 use tokio::time::Instant;
 
@@ -199,7 +199,7 @@ impl Table {
         self.chain(name)?;
         let own = |rule: &Arc<Rule>| {
             let mut all = rule.expressions.iter();
-            all.any(|one| matches!(one, Expression::Verdict(v) if leads_to(v) == Some(name)))
+            all.any(|one| one.verdict().and_then(leads_to) == Some(name))
         };
         let by_itself = self
             .chain(name)?
@@ -218,14 +218,11 @@ impl Table {
         let listed = ListedRule::read(*message).map_err(|_| Errno::EINVAL)?;
         self.chain(text(message, RULE_CHAIN)?)?;
         for one in &listed.expressions {
-            match one {
-                Expression::Verdict(verdict) => self.may_lead(verdict)?,
-                Expression::Lookup { set, .. }
-                | Expression::Dynset { set, .. }
-                | Expression::CountedBy { set, .. } => {
-                    self.sets.get(&**set).ok_or(Errno::ENOENT)?;
-                }
-                _ => {}
+            if let Some(verdict) = one.verdict() {
+                self.may_lead(verdict)?;
+            }
+            if let Some(set) = one.set() {
+                self.sets.get(set).ok_or(Errno::ENOENT)?;
             }
         }
         let rule = Rule {
@@ -270,14 +267,9 @@ impl Table {
     }
 
     fn delete_set(&mut self, name: &str) -> Result<bool, Errno> {
-        let refers = |one: &Expression| match one {
-            Expression::Lookup { set, .. }
-            | Expression::Dynset { set, .. }
-            | Expression::CountedBy { set, .. } => **set == *name,
-            _ => false,
-        };
         let rules = self.chains.values().flat_map(|chain| &chain.rules);
-        if rules.flat_map(|rule| &rule.expressions).any(refers) {
+        let mut expressions = rules.flat_map(|rule| &rule.expressions);
+        if expressions.any(|one| one.set() == Some(name)) {
             return Err(Errno::EBUSY);
         }
         self.sets.remove(name).map(|_| true).ok_or(Errno::ENOENT)
