@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use serde::Serializer;
+
 /// Units with their length in nanoseconds; longer names first where one
 /// begins with another.
 const UNITS: [(&str, u128); 8] = [
@@ -108,6 +110,11 @@ fn decimal(nanos: u128, unit: u128) -> String {
         "" => (nanos / unit).to_string(),
         fraction => format!("{}.{fraction}", nanos / unit),
     }
+}
+
+/// Writes a field as [`format`] does, for serde's `serialize_with`.
+pub(crate) fn serialize<S: Serializer>(duration: &Duration, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(&format(*duration))
 }
 
 #[cfg(test)]

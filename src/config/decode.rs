@@ -273,8 +273,8 @@ fn logging(top: &mut Section<'_>, c: &mut KubeProxyConfiguration) {
             logging.vmodule.push(item);
         });
         section.section("options", |section| {
-            stream(section, "text", &mut logging.text);
-            stream(section, "json", &mut logging.json);
+            stream(section, "text", &mut logging.options.text);
+            stream(section, "json", &mut logging.options.json);
         });
     });
 }

@@ -29,8 +29,8 @@ pub use detect_local::DetectLocal;
 pub use effective::Effective;
 pub use gates::FeatureGate;
 pub use kube_proxy::{
-    ClientConnection, Conntrack, Detect, Iptables, Ipvs, KubeProxyConfiguration, Logging, Nftables,
-    StreamOptions, VmoduleItem, Winkernel,
+    ClientConnection, Conntrack, Detect, Iptables, Ipvs, KubeProxyConfiguration, LogOptions,
+    Logging, Nftables, StreamOptions, VmoduleItem, Winkernel,
 };
 pub use mode_name::ModeName;
 pub use node_port_addresses::NodePortAddresses;

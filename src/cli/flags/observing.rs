@@ -168,7 +168,7 @@ pub(in crate::cli) const LOGGING: &[Flag] = &[
     .beside_file(),
     Flag::switch(
         "log-text-split-stream",
-        |o| &mut o.configuration.logging.text.split_stream,
+        |o| &mut o.configuration.logging.options.text.split_stream,
         "Accepted for compatibility: the log goes to standard error",
     )
     .beside_file(),
@@ -176,7 +176,12 @@ pub(in crate::cli) const LOGGING: &[Flag] = &[
         "log-text-info-buffer-size",
         "SIZE",
         Field::Set(
-            |o, text| size(&mut o.configuration.logging.text.info_buffer_size, text),
+            |o, text| {
+                size(
+                    &mut o.configuration.logging.options.text.info_buffer_size,
+                    text,
+                )
+            },
             "",
         ),
         "Accepted for compatibility: nothing is buffered",
@@ -184,7 +189,7 @@ pub(in crate::cli) const LOGGING: &[Flag] = &[
     .beside_file(),
     Flag::switch(
         "log-json-split-stream",
-        |o| &mut o.configuration.logging.json.split_stream,
+        |o| &mut o.configuration.logging.options.json.split_stream,
         "Accepted for compatibility: the log goes to standard error",
     )
     .beside_file(),
@@ -192,7 +197,12 @@ pub(in crate::cli) const LOGGING: &[Flag] = &[
         "log-json-info-buffer-size",
         "SIZE",
         Field::Set(
-            |o, text| size(&mut o.configuration.logging.json.info_buffer_size, text),
+            |o, text| {
+                size(
+                    &mut o.configuration.logging.options.json.info_buffer_size,
+                    text,
+                )
+            },
             "",
         ),
         "Accepted for compatibility: nothing is buffered",

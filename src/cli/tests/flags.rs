@@ -68,7 +68,7 @@ fn values_are_written_as_for_kube_proxy() {
     assert_eq!(c.feature_gates, gates);
     assert_eq!(c.logging.vmodule.len(), 2);
     assert_eq!(c.client_connection.qps, 2.5);
-    assert_eq!(c.logging.json.info_buffer_size, "64Ki");
+    assert_eq!(c.logging.options.json.info_buffer_size, "64Ki");
 }
 
 #[test]
