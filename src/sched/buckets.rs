@@ -4,9 +4,8 @@
 use std::{fmt, net::IpAddr};
 
 use super::{
-    RealServer,
+    Candidates,
     hash::{Key, fold, hash_32, hsiphash},
-    next_usable, usable,
 };
 
 /// Table size of IPVS (`IP_VS_SH_TAB_BITS`, `IP_VS_DH_TAB_BITS`).
@@ -59,23 +58,18 @@ impl Buckets {
     /// the same while the others stay usable. IPVS does this only with the flag `sh-fallback`, and
     /// shifts all addresses of the unusable server by the same distance, mostly to one neighbour;
     /// here each address is hashed again, so that all servers share the load by their turns.
-    pub(super) fn pick(
-        &self,
-        address: IpAddr,
-        servers: &[RealServer],
-        skip: &dyn Fn(usize) -> bool,
-    ) -> Option<usize> {
+    pub(super) fn pick(&self, address: IpAddr, of: Candidates<'_>) -> Option<usize> {
         let word = fold(address);
         let server = |bucket: u32| self.table.get(bucket as usize).map(|&i| i as usize);
         let own = server(hash_32(word, self.bits))?;
-        if usable(servers, skip, own) {
+        if of.usable(own) {
             return Some(own);
         }
         let again = |probe: u32| hsiphash(word.wrapping_add(probe), PROBE_KEY);
         (1..=PROBES)
             .filter_map(|probe| server(again(probe) % self.table.len() as u32))
-            .find(|&i| usable(servers, skip, i))
-            .or_else(|| next_usable(servers, skip, again(0) as usize % servers.len().max(1)))
+            .find(|&i| of.usable(i))
+            .or_else(|| of.next_usable(again(0) as usize % of.servers.len().max(1)))
     }
 }
 

@@ -1,7 +1,7 @@
 //! `dh`: destination hashing. A destination address keeps its real server; destinations are spread
 //! evenly, regardless of the weights, as long as those are not 0 (kernel `ip_vs_dh.c`).
 
-use super::{Flow, RealServer, Scheduler, buckets::Buckets};
+use super::{Candidates, Flow, RealServer, Scheduler, buckets::Buckets};
 
 #[derive(Debug)]
 pub(super) struct DestinationHash(Buckets);
@@ -13,13 +13,8 @@ impl DestinationHash {
 }
 
 impl Scheduler for DestinationHash {
-    fn pick(
-        &self,
-        servers: &[RealServer],
-        flow: &Flow,
-        skip: &dyn Fn(usize) -> bool,
-    ) -> Option<usize> {
-        self.0.pick(flow.destination, servers, skip)
+    fn pick(&self, of: Candidates<'_>, flow: &Flow) -> Option<usize> {
+        self.0.pick(flow.destination, of)
     }
 }
 
@@ -31,9 +26,12 @@ mod tests {
     fn a_destination_keeps_its_server_whoever_calls() {
         let servers = servers(&[1, 1, 1]);
         let dh = DestinationHash::new(&servers);
-        let first = dh.pick(&servers, &flow(0), &|_| false);
+        let first = dh.pick(Candidates::new(&servers, &|_| false), &flow(0));
         for client in 1..500 {
-            assert_eq!(dh.pick(&servers, &flow(client), &|_| false), first);
+            assert_eq!(
+                dh.pick(Candidates::new(&servers, &|_| false), &flow(client)),
+                first
+            );
         }
     }
 
@@ -47,7 +45,9 @@ mod tests {
                 destination: flow(destination).client.ip(),
                 ..flow(0)
             };
-            counts[dh.pick(&servers, &flow, &|_| false).unwrap()] += 1;
+            counts[dh
+                .pick(Candidates::new(&servers, &|_| false), &flow)
+                .unwrap()] += 1;
         }
         assert_shares(&counts, &[1, 1, 1, 0, 1], 0.03);
     }

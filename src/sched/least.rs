@@ -3,7 +3,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::{Flow, Load, RealServer, Scheduler, round, usable};
+use super::{Candidates, Flow, Load, RealServer, Scheduler, round};
 
 /// Computes the cost of a real server that has a weight, and its share of the load, which is not 0.
 type Cost = fn(&RealServer) -> (u64, u32);
@@ -28,18 +28,13 @@ impl Least {
 }
 
 impl Scheduler for Least {
-    fn pick(
-        &self,
-        servers: &[RealServer],
-        _flow: &Flow,
-        skip: &dyn Fn(usize) -> bool,
-    ) -> Option<usize> {
+    fn pick(&self, of: Candidates<'_>, _flow: &Flow) -> Option<usize> {
         let mut best: Option<(usize, u128, u128)> = None;
-        for i in self.order(servers) {
-            if !usable(servers, skip, i) {
+        for i in self.order(of.servers) {
+            if !of.usable(i) {
                 continue;
             }
-            let (cost, share) = (self.cost)(&servers[i]);
+            let (cost, share) = (self.cost)(&of.servers[i]);
             let (cost, share) = (u128::from(cost), u128::from(share));
             // cost / share < least.cost / least.share without division.
             let is_less = |(_, least_cost, least_share)| cost * least_share < least_cost * share;

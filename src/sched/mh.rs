@@ -7,9 +7,9 @@
 use std::{cmp::Reverse, collections::BinaryHeap, fmt, net::SocketAddr, sync::Arc};
 
 use super::{
-    Flow, RealServer, Scheduler,
+    Candidates, Flow, RealServer, Scheduler,
     hash::{Key, fold, hsiphash},
-    next_usable, usable, weight_gcd,
+    weight_gcd,
 };
 
 /// Table sizes that the kernel offers. Its default is the fifth, as here; larger ones are for sets
@@ -174,12 +174,7 @@ fn populate(members: &[(SocketAddr, u32)]) -> Box<[u32]> {
 }
 
 impl Scheduler for Maglev {
-    fn pick(
-        &self,
-        servers: &[RealServer],
-        flow: &Flow,
-        skip: &dyn Fn(usize) -> bool,
-    ) -> Option<usize> {
+    fn pick(&self, of: Candidates<'_>, flow: &Flow) -> Option<usize> {
         let port = if self.by_port { flow.client.port() } else { 0 };
         let word = fold(flow.client.ip()).wrapping_add(u32::from(port));
         let size = self.table.len() as u32;
@@ -189,7 +184,7 @@ impl Scheduler for Maglev {
         };
         let server = |entry: u32| self.table.get(entry as usize).map(|&i| i as usize);
         let home = entry(0);
-        if let Some(own) = server(home).filter(|&own| usable(servers, skip, own)) {
+        if let Some(own) = server(home).filter(|&own| of.usable(own)) {
             return Some(own);
         }
         // The probes of `ip_vs_mh_get_fallback` (flag `mh-fallback`), but fewer than the table has
@@ -197,8 +192,8 @@ impl Scheduler for Maglev {
         // not miss.
         (0..PROBES)
             .filter_map(|probe| server(entry((home + probe).checked_rem(size)?)))
-            .find(|&i| usable(servers, skip, i))
-            .or_else(|| next_usable(servers, skip, home as usize % servers.len().max(1)))
+            .find(|&i| of.usable(i))
+            .or_else(|| of.next_usable(home as usize % of.servers.len().max(1)))
     }
 }
 
@@ -224,7 +219,7 @@ mod tests {
     fn homes(scheduler: &dyn Scheduler, servers: &[RealServer]) -> Vec<SocketAddr> {
         (0..CLIENTS)
             .map(|client| {
-                let picked = scheduler.pick(servers, &flow(client), &|_| false);
+                let picked = scheduler.pick(Candidates::new(servers, &|_| false), &flow(client));
                 servers[picked.unwrap()].address
             })
             .collect()
@@ -250,8 +245,8 @@ mod tests {
             let mut other_port = flow(9);
             other_port.client.set_port(1);
             assert_eq!(
-                maglev.pick(&servers, &other_port, &|_| false),
-                maglev.pick(&servers, &flow(9), &|_| false)
+                maglev.pick(Candidates::new(&servers, &|_| false), &other_port),
+                maglev.pick(Candidates::new(&servers, &|_| false), &flow(9))
             );
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! ```
 //! use std::net::SocketAddr;
-//! use tripod::sched::{Flow, RealServer, SchedulerName, Seed, build};
+//! use tripod::sched::{Candidates, Flow, RealServer, SchedulerName, Seed, build};
 //!
 //! let server = |address: &str, weight| RealServer {
 //!     address: address.parse().unwrap(),
@@ -18,11 +18,14 @@
 //!
 //! let name: SchedulerName = "wrr".parse()?;
 //! let scheduler = build(name, &servers, None, Seed::default());
-//! let picks = [(); 3].map(|()| scheduler.pick(&servers, &flow, &|_| false));
+//! let pick = |skip: &dyn Fn(usize) -> bool| {
+//!     scheduler.pick(Candidates::new(&servers, skip), &flow)
+//! };
+//! let picks = [(); 3].map(|()| pick(&|_| false));
 //! assert_eq!(picks, [Some(0), Some(0), Some(1)]);
 //!
 //! // The first one refused the connection: try another.
-//! assert_eq!(scheduler.pick(&servers, &flow, &|i| i == 0), Some(1));
+//! assert_eq!(pick(&|i| i == 0), Some(1));
 //! # Ok::<(), tripod::sched::SchedulerNameError>(())
 //! ```
 
@@ -115,21 +118,39 @@ pub struct Flow {
     pub destination: IpAddr,
 }
 
+/// The real servers among which that of a new connection is picked.
+#[derive(Clone, Copy)]
+pub struct Candidates<'a> {
+    servers: &'a [RealServer],
+    skip: &'a dyn Fn(usize) -> bool,
+}
+
+impl<'a> Candidates<'a> {
+    /// `servers` is the set that the scheduler was built for, in the same order. `skip(i)` is true
+    /// for those that this connection has already tried or that are out of service.
+    pub fn new(servers: &'a [RealServer], skip: &'a dyn Fn(usize) -> bool) -> Candidates<'a> {
+        Candidates { servers, skip }
+    }
+
+    /// Returns whether the server at `i` may get the connection.
+    fn usable(self, i: usize) -> bool {
+        self.servers.get(i).is_some_and(|server| server.weight > 0) && !(self.skip)(i)
+    }
+
+    /// Returns the first usable server from `start` on, once around.
+    fn next_usable(self, start: usize) -> Option<usize> {
+        round(self.servers, start).find(|&i| self.usable(i))
+    }
+}
+
 /// Picks the real server of a new connection. [`build`] makes one for one set of real servers; a
 /// changed set gets a new scheduler, which may inherit state. Several threads may pick at once.
 ///
 /// `Any` lets [`build`] find out whether it may inherit.
 pub trait Scheduler: Any + fmt::Debug + Send + Sync {
     /// Picks a real server for the connection, by its index; `None` if each one is skipped or has
-    /// weight 0. `skip(i)` is true for the servers that this connection has already tried or that
-    /// are out of service. `servers` is the set that the scheduler was built for, in the same
-    /// order. Does not allocate.
-    fn pick(
-        &self,
-        servers: &[RealServer],
-        flow: &Flow,
-        skip: &dyn Fn(usize) -> bool,
-    ) -> Option<usize>;
+    /// weight 0. Does not allocate.
+    fn pick(&self, of: Candidates<'_>, flow: &Flow) -> Option<usize>;
 }
 
 /// A scheduler, and the real servers that it was built for.
@@ -178,23 +199,9 @@ fn of_kind<'a, S: Scheduler>(
     Some((scheduler.downcast_ref()?, servers))
 }
 
-/// Returns whether the server at `i` may get the connection.
-fn usable(servers: &[RealServer], skip: &dyn Fn(usize) -> bool, i: usize) -> bool {
-    servers.get(i).is_some_and(|server| server.weight > 0) && !skip(i)
-}
-
 /// The indices of `servers` from `start` on, once around.
 fn round(servers: &[RealServer], start: usize) -> impl Iterator<Item = usize> {
     (start..servers.len()).chain(0..start.min(servers.len()))
-}
-
-/// Returns the first usable server from `start` on, once around.
-fn next_usable(
-    servers: &[RealServer],
-    skip: &dyn Fn(usize) -> bool,
-    start: usize,
-) -> Option<usize> {
-    round(servers, start).find(|&i| usable(servers, skip, i))
 }
 
 /// Computes the greatest common divisor of the weights that are not 0; 0 if there is none.

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::{Flow, RealServer, Scheduler, least::Least, sed, usable};
+use super::{Candidates, Flow, Scheduler, least::Least, sed};
 
 #[derive(Debug)]
 pub(super) struct NeverQueue(Least);
@@ -15,19 +15,13 @@ impl NeverQueue {
 }
 
 impl Scheduler for NeverQueue {
-    fn pick(
-        &self,
-        servers: &[RealServer],
-        flow: &Flow,
-        skip: &dyn Fn(usize) -> bool,
-    ) -> Option<usize> {
-        let idle =
-            |&i: &usize| servers[i].load.active.load(Relaxed) == 0 && usable(servers, skip, i);
+    fn pick(&self, of: Candidates<'_>, flow: &Flow) -> Option<usize> {
+        let idle = |&i: &usize| of.servers[i].load.active.load(Relaxed) == 0 && of.usable(i);
         let NeverQueue(by_delay) = self;
         by_delay
-            .order(servers)
+            .order(of.servers)
             .find(idle)
-            .or_else(|| by_delay.pick(servers, flow, skip))
+            .or_else(|| by_delay.pick(of, flow))
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use super::{Flow, RealServer, Scheduler, hash::mix, next_usable, usable};
+use super::{Candidates, Flow, RealServer, Scheduler, hash::mix};
 
 /// Number of draws after which the weights of the usable servers are summed up instead.
 const DRAWS: usize = 8;
@@ -45,30 +45,25 @@ impl Random {
 }
 
 impl Scheduler for Random {
-    fn pick(
-        &self,
-        servers: &[RealServer],
-        _flow: &Flow,
-        skip: &dyn Fn(usize) -> bool,
-    ) -> Option<usize> {
+    fn pick(&self, of: Candidates<'_>, _flow: &Flow) -> Option<usize> {
         for _ in 0..DRAWS {
             let drawn = self.draw()?;
-            if usable(servers, skip, drawn) {
+            if of.usable(drawn) {
                 return Some(drawn);
             }
         }
         // Most of the weight is skipped: draw from the rest exactly.
-        let left = || (0..servers.len()).filter(|&i| usable(servers, skip, i));
-        let total = left().map(|i| u64::from(servers[i].weight)).sum();
+        let left = || (0..of.servers.len()).filter(|&i| of.usable(i));
+        let total = left().map(|i| u64::from(of.servers[i].weight)).sum();
         let mut point = below(self.numbers.next(), total);
         for i in left() {
-            match point.checked_sub(u64::from(servers[i].weight)) {
+            match point.checked_sub(u64::from(of.servers[i].weight)) {
                 Some(rest) => point = rest,
                 None => return Some(i),
             }
         }
         // Servers became unusable between the two walks.
-        next_usable(servers, skip, 0)
+        of.next_usable(0)
     }
 }
 
@@ -138,7 +133,9 @@ mod tests {
         let random = Random::seeded(&servers, 7);
         let mut counts = [0; 4];
         for _ in 0..20_000 {
-            counts[random.pick(&servers, &flow(1), &|i| i == 0).unwrap()] += 1;
+            counts[random
+                .pick(Candidates::new(&servers, &|i| i == 0), &flow(1))
+                .unwrap()] += 1;
         }
         assert_shares(&counts, &[0, 3, 1, 0], 0.03);
     }

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use super::{Flow, Previous, RealServer, Scheduler, Seed, next_usable, order::resume};
+use super::{Candidates, Flow, Previous, RealServer, Scheduler, Seed, order::resume};
 
 /// Marks the place of a round that has picked none yet: it may be chosen again while the first
 /// servers of a Service appear one by one.
@@ -34,17 +34,12 @@ impl RoundRobin {
 }
 
 impl Scheduler for RoundRobin {
-    fn pick(
-        &self,
-        servers: &[RealServer],
-        _flow: &Flow,
-        skip: &dyn Fn(usize) -> bool,
-    ) -> Option<usize> {
+    fn pick(&self, of: Candidates<'_>, _flow: &Flow) -> Option<usize> {
         // The cursor must follow the server that is actually picked: a plain `fetch_add` would give
         // the neighbour of a skipped one a double share.
         let mut picked = None;
         let after = |next: usize| {
-            picked = next_usable(servers, skip, next & !UNUSED);
+            picked = of.next_usable(next & !UNUSED);
             picked.map(|picked| picked + 1)
         };
         self.next.fetch_update(Relaxed, Relaxed, after).ok()?;
@@ -72,7 +67,9 @@ mod tests {
         let rr = RoundRobin::new(&servers, None, Seed::default());
         let mut counts = [0; 4];
         for _ in 0..300 {
-            counts[rr.pick(&servers, &flow(1), &|i| i == 1).unwrap()] += 1;
+            counts[rr
+                .pick(Candidates::new(&servers, &|i| i == 1), &flow(1))
+                .unwrap()] += 1;
         }
         assert_eq!(counts, [100, 0, 100, 100]);
     }

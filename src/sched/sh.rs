@@ -2,7 +2,7 @@
 //! spread in proportion to the weights (kernel `ip_vs_sh.c`, without the flag
 //! `sh-port`).
 
-use super::{Flow, RealServer, Scheduler, buckets::Buckets, weight_gcd};
+use super::{Candidates, Flow, RealServer, Scheduler, buckets::Buckets, weight_gcd};
 
 #[derive(Debug)]
 pub(super) struct SourceHash(Buckets);
@@ -20,13 +20,8 @@ impl SourceHash {
 }
 
 impl Scheduler for SourceHash {
-    fn pick(
-        &self,
-        servers: &[RealServer],
-        flow: &Flow,
-        skip: &dyn Fn(usize) -> bool,
-    ) -> Option<usize> {
-        self.0.pick(flow.client.ip(), servers, skip)
+    fn pick(&self, of: Candidates<'_>, flow: &Flow) -> Option<usize> {
+        self.0.pick(flow.client.ip(), of)
     }
 }
 
@@ -40,10 +35,10 @@ mod tests {
         let sh = SourceHash::new(&servers);
         for client in 0..500 {
             let mut flow = flow(client);
-            let first = sh.pick(&servers, &flow, &|_| false);
+            let first = sh.pick(Candidates::new(&servers, &|_| false), &flow);
             flow.client.set_port(flow.client.port() ^ 0x5555);
             flow.destination = "192.0.2.77".parse().unwrap();
-            assert_eq!(sh.pick(&servers, &flow, &|_| false), first);
+            assert_eq!(sh.pick(Candidates::new(&servers, &|_| false), &flow), first);
         }
     }
 
@@ -69,8 +64,12 @@ mod tests {
         let mut moved = [0; 4];
         for client in 0..20_000 {
             let flow = flow(client);
-            let home = sh.pick(&servers, &flow, &|_| false).unwrap();
-            let away = sh.pick(&servers, &flow, &|i| i == 1).unwrap();
+            let home = sh
+                .pick(Candidates::new(&servers, &|_| false), &flow)
+                .unwrap();
+            let away = sh
+                .pick(Candidates::new(&servers, &|i| i == 1), &flow)
+                .unwrap();
             if home == 1 {
                 moved[away] += 1;
             } else {

@@ -56,7 +56,7 @@ pub(super) type LoadCase = (&'static [(u32, u32, u32)], Option<usize>);
 pub(super) fn assert_picks(scheduler: &dyn Scheduler, cases: &[LoadCase]) {
     for &(loads, expected) in cases {
         let servers = loaded(loads);
-        let picked = scheduler.pick(&servers, &flow(1), &|_| false);
+        let picked = scheduler.pick(Candidates::new(&servers, &|_| false), &flow(1));
         assert_eq!(picked, expected, "{loads:?}");
     }
 }
@@ -77,7 +77,11 @@ pub(super) fn sequence(
     picks: usize,
 ) -> Vec<usize> {
     (0..picks)
-        .map(|_| scheduler.pick(servers, &flow(1), &|_| false).unwrap())
+        .map(|_| {
+            scheduler
+                .pick(Candidates::new(servers, &|_| false), &flow(1))
+                .unwrap()
+        })
         .collect()
 }
 
@@ -85,7 +89,9 @@ pub(super) fn sequence(
 pub(super) fn counts(scheduler: &dyn Scheduler, servers: &[RealServer], clients: u32) -> Vec<u32> {
     let mut counts = vec![0; servers.len()];
     for client in 0..clients {
-        counts[scheduler.pick(servers, &flow(client), &|_| false).unwrap()] += 1;
+        counts[scheduler
+            .pick(Candidates::new(servers, &|_| false), &flow(client))
+            .unwrap()] += 1;
     }
     counts
 }
@@ -121,7 +127,9 @@ pub(super) fn kept_connections(
 ) -> Vec<usize> {
     (0..connections)
         .map(|_| {
-            let picked = scheduler.pick(servers, &flow(1), &|_| false).unwrap();
+            let picked = scheduler
+                .pick(Candidates::new(servers, &|_| false), &flow(1))
+                .unwrap();
             servers[picked].load.active.fetch_add(1, Relaxed);
             picked
         })
@@ -151,7 +159,7 @@ fn nobody_to_pick() {
             let servers = servers(weights);
             let scheduler = build(name, &servers, None, Seed::default());
             assert_eq!(
-                scheduler.pick(&servers, &flow(1), &|_| false),
+                scheduler.pick(Candidates::new(&servers, &|_| false), &flow(1)),
                 None,
                 "{name} {weights:?}"
             );
@@ -159,7 +167,7 @@ fn nobody_to_pick() {
         let servers = servers(&[1, 2]);
         let scheduler = build(name, &servers, None, Seed::default());
         assert_eq!(
-            scheduler.pick(&servers, &flow(1), &|_| true),
+            scheduler.pick(Candidates::new(&servers, &|_| true), &flow(1)),
             None,
             "{name}"
         );
@@ -181,7 +189,9 @@ fn retries_reach_every_server_once() {
         let servers = servers(&[1, 1000, 0, 3, 1, 1]);
         let scheduler = build(name, &servers, None, Seed::default());
         let mut tried = Vec::new();
-        while let Some(picked) = scheduler.pick(&servers, &flow(3), &|i| tried.contains(&i)) {
+        while let Some(picked) =
+            scheduler.pick(Candidates::new(&servers, &|i| tried.contains(&i)), &flow(3))
+        {
             assert!(!tried.contains(&picked), "{name} {tried:?} {picked}");
             tried.push(picked);
         }
@@ -201,7 +211,9 @@ fn equal_weights_share_equally() {
         let scheduler = build(name, &servers, None, Seed::default());
         let mut counts = [0; 4];
         for client in 0..8_000 {
-            let picked = scheduler.pick(&servers, &flow(client), &|_| false).unwrap();
+            let picked = scheduler
+                .pick(Candidates::new(&servers, &|_| false), &flow(client))
+                .unwrap();
             servers[picked].load.active.fetch_add(1, Relaxed);
             counts[picked] += 1;
         }
@@ -225,7 +237,9 @@ fn nodes_begin_with_different_servers() {
                     let before = (&*scheduler, &servers[..n - 1]);
                     scheduler = build(name, &servers[..n], Some(before), seed);
                 }
-                counts[scheduler.pick(&servers, &flow(1), &|_| false).unwrap()] += 1;
+                counts[scheduler
+                    .pick(Candidates::new(&servers, &|_| false), &flow(1))
+                    .unwrap()] += 1;
             }
             assert_shares(&counts, &[1; 3], 0.04);
         }
@@ -271,7 +285,9 @@ fn picking_does_not_allocate() {
         for client in 0..200 {
             for out in 0..32 {
                 let skip = |i: usize| out >> i & 1 == 1;
-                std::hint::black_box(scheduler.pick(&servers, &flow(client), &skip));
+                std::hint::black_box(
+                    scheduler.pick(Candidates::new(&servers, &skip), &flow(client)),
+                );
             }
         }
         assert_eq!(ALLOCATIONS.get(), before, "{name}");
@@ -319,7 +335,7 @@ proptest! {
                     let exists = (0..set.len()).any(may);
                     for _ in 0..20 {
                         let skip = |i: usize| skipping && set[i].2;
-                        let picked = scheduler.pick(&servers, &flow(client), &skip);
+                        let picked = scheduler.pick(Candidates::new(&servers, &skip), &flow(client));
                         prop_assert_eq!(picked.is_some(), exists, "{}", name);
                         prop_assert!(picked.is_none_or(may), "{} {:?}", name, picked);
                     }

@@ -5,9 +5,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::{
-    Flow, Previous, RealServer, Scheduler, Seed, next_usable, order::resume, usable, weight_gcd,
-};
+use super::{Candidates, Flow, Previous, RealServer, Scheduler, Seed, order::resume, weight_gcd};
 
 /// Marks the place of a round that has picked none yet: it may be chosen again while the first
 /// servers of a Service appear one by one.
@@ -103,21 +101,16 @@ impl WeightedRoundRobin {
     }
 
     /// Returns the next server in the round, and the level of its pass.
-    fn find(
-        &self,
-        place: Place,
-        servers: &[RealServer],
-        skip: &dyn Fn(usize) -> bool,
-    ) -> Option<(usize, u32)> {
+    fn find(&self, place: Place, of: Candidates<'_>) -> Option<(usize, u32)> {
+        let servers = of.servers;
         let in_pass = |from: usize, level: u32| {
-            (from..servers.len())
-                .find(|&i| servers[i].weight / self.step >= level && usable(servers, skip, i))
+            (from..servers.len()).find(|&i| servers[i].weight / self.step >= level && of.usable(i))
         };
         if let Some(found) = in_pass((place.next & !UNUSED) as usize, place.level) {
             return Some((found, place.level));
         }
         let best = (0..servers.len())
-            .filter(|&i| usable(servers, skip, i))
+            .filter(|&i| of.usable(i))
             .map(|i| servers[i].weight / self.step)
             .max()?;
         let next_level = if place.level > 1 {
@@ -129,21 +122,16 @@ impl WeightedRoundRobin {
         // the weights that users choose, so they are skipped.
         let level = next_level.min(best);
         in_pass(0, level)
-            .or_else(|| next_usable(servers, skip, 0))
+            .or_else(|| of.next_usable(0))
             .map(|found| (found, level))
     }
 }
 
 impl Scheduler for WeightedRoundRobin {
-    fn pick(
-        &self,
-        servers: &[RealServer],
-        _flow: &Flow,
-        skip: &dyn Fn(usize) -> bool,
-    ) -> Option<usize> {
+    fn pick(&self, of: Candidates<'_>, _flow: &Flow) -> Option<usize> {
         let mut picked = None;
         let after = |word| {
-            let (found, level) = self.find(Place::unpack(word), servers, skip)?;
+            let (found, level) = self.find(Place::unpack(word), of)?;
             picked = Some(found);
             let next = found as u32 + 1;
             Some(Place { next, level }.pack())
@@ -200,7 +188,10 @@ mod tests {
         let servers = servers(&[4_000_000_000, 1, 2]);
         let wrr = WeightedRoundRobin::new(&servers, None, Seed::default());
         let picks: Vec<_> = (0..6)
-            .map(|_| wrr.pick(&servers, &flow(1), &|i| i == 0).unwrap())
+            .map(|_| {
+                wrr.pick(Candidates::new(&servers, &|i| i == 0), &flow(1))
+                    .unwrap()
+            })
             .collect();
         assert_eq!(picks, [2, 1, 2, 2, 1, 2]);
     }
@@ -226,7 +217,7 @@ mod tests {
     fn a_set_without_weights_recovers_when_one_gets_a_weight() {
         let none = servers(&[0, 0]);
         let wrr = build(SchedulerName::Wrr, &none, None, Seed::default());
-        assert_eq!(wrr.pick(&none, &flow(1), &|_| false), None);
+        assert_eq!(wrr.pick(Candidates::new(&none, &|_| false), &flow(1)), None);
         let one = servers(&[0, 7]);
         let wrr = build(
             SchedulerName::Wrr,

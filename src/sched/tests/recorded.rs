@@ -32,7 +32,9 @@ fn assert_picks(
     recorded: &str,
 ) {
     for ((i, flow), kernel) in flows.enumerate().zip(recorded.chars()) {
-        let picked = scheduler.pick(servers, &flow, &|_| false).unwrap();
+        let picked = scheduler
+            .pick(Candidates::new(servers, &|_| false), &flow)
+            .unwrap();
         if let Some(kernel) = kernel.to_digit(10) {
             assert_eq!(picked, kernel as usize, "flow {i} of {recorded}");
         }

@@ -9,7 +9,7 @@ use std::{
 use hashbrown::{HashMap, HashSet};
 
 use super::{super::plan::Target, failing::Failing};
-use crate::sched::{self, Flow, Load, RealServer, Scheduler, SchedulerName, Seed};
+use crate::sched::{self, Candidates, Flow, Load, RealServer, Scheduler, SchedulerName, Seed};
 
 impl RealServer {
     /// Records that the endpoint accepted a connection.
@@ -128,7 +128,10 @@ impl Backends {
         let ejected = failing.ejected().filter(|_| !tried.ignore_failing);
         if let Some(mut ejected) = ejected {
             let skip = |i| ejected.has(address(i)) || tried.has(address(i));
-            match self.scheduler.pick(&self.servers, flow, &skip) {
+            match self
+                .scheduler
+                .pick(Candidates::new(&self.servers, &skip), flow)
+            {
                 Some(i) => {
                     ejected.picked(*address(i));
                     return Some(self.servers[i].clone());
@@ -136,9 +139,10 @@ impl Backends {
                 None => tried.ignore_failing = true,
             }
         }
+        let skip = |i| tried.has(address(i));
         let picked = self
             .scheduler
-            .pick(&self.servers, flow, &|i| tried.has(address(i)));
+            .pick(Candidates::new(&self.servers, &skip), flow);
         picked.map(|i| self.servers[i].clone())
     }
 }
