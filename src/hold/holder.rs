@@ -146,16 +146,22 @@ impl Session {
                         tracing::warn!(
                             "the socket at {} and later ones are not held: this process may open no \
                              more descriptors; raise the limit (ulimit -n)",
-                            description.address
+                            description.bound.address
                         );
                     }
                     return Ok(None);
                 };
                 if mem::take(&mut self.is_short) {
-                    tracing::info!("sockets are held again, from {} on", description.address);
+                    tracing::info!(
+                        "sockets are held again, from {} on",
+                        description.bound.address
+                    );
                 }
                 if !description.matches(&socket) {
-                    tracing::warn!("a socket is not held: it is not at {}", description.address);
+                    tracing::warn!(
+                        "a socket is not held: it is not at {}",
+                        description.bound.address
+                    );
                     return Ok(None);
                 }
                 self.sockets.insert(
@@ -324,15 +330,17 @@ mod tests {
     use net::Protocol;
 
     use super::{super::message::SocketDescription, *};
-    use crate::log::lines;
+    use crate::{kernel::socket::bound::BoundAddress, log::lines};
 
     #[test]
     fn that_descriptors_are_short_is_logged_once_and_when_it_is_over() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let description = SocketDescription {
-            protocol: Protocol::Tcp,
-            address: listener.local_addr().unwrap(),
-            label: String::new(),
+            bound: BoundAddress {
+                protocol: Protocol::Tcp,
+                address: listener.local_addr().unwrap(),
+            },
+            label: "".into(),
         };
         let mut session = Session::new(Arc::default());
         let log = lines(0, || {

@@ -5,7 +5,6 @@
 use std::{
     future::pending,
     io, mem,
-    net::SocketAddr,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
     sync::{
@@ -15,7 +14,6 @@ use std::{
     time::Duration,
 };
 
-use net::Protocol;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::watch, time::timeout};
 
@@ -105,18 +103,16 @@ impl Holding {
         }
     }
 
-    /// Lets other processes have `socket`, which is at `address` and was opened for `label`, until
-    /// the returned value is dropped. `None`: `label` is too long for a record.
+    /// Lets other processes have `socket` until the returned value is dropped. `None`: its label is
+    /// too long for a record.
     pub fn hold(
         &self,
-        protocol: Protocol,
-        address: SocketAddr,
-        label: Arc<str>,
+        description: SocketDescription,
         socket: Socket,
         is_shared: bool,
     ) -> Option<Held> {
         let state = &self.0;
-        if label.len() > LONGEST_LABEL {
+        if description.label.len() > LONGEST_LABEL {
             return None;
         }
         let inode = socket.upgrade().and_then(|socket| inode(&socket).ok());
@@ -124,9 +120,7 @@ impl Holding {
         let number = table.next;
         table.next += 1;
         let entry = Entry {
-            protocol,
-            address,
-            label,
+            description,
             socket,
             inode,
             held: false,
@@ -157,7 +151,7 @@ impl Holding {
         let table = self.0.table.lock();
         let open = table.sockets.iter();
         let open = open.filter_map(|(number, entry)| {
-            Some((*number, entry.description(), entry.socket.upgrade()?))
+            Some((*number, entry.description.clone(), entry.socket.upgrade()?))
         });
         open.collect()
     }
@@ -473,7 +467,10 @@ async fn meet(channel: &Channel, buffer: &mut [u8]) -> io::Result<()> {
 mod tests {
     use std::{net::TcpListener, sync::Weak};
 
+    use net::Protocol;
+
     use super::{super::message::SocketDescription, *};
+    use crate::kernel::socket::bound::BoundAddress;
 
     /// What another process left may be a socket that this one took before and serves.
     #[test]
@@ -481,9 +478,11 @@ mod tests {
         let socket = Arc::new(TcpListener::bind("127.0.0.1:0").unwrap());
         let address = socket.local_addr().unwrap();
         let description = SocketDescription {
-            protocol: Protocol::Tcp,
-            address,
-            label: "web".to_owned(),
+            bound: BoundAddress {
+                protocol: Protocol::Tcp,
+                address,
+            },
+            label: "web".into(),
         };
         let holding = Holding::at(PathBuf::new());
         let state = &holding.0;
@@ -495,7 +494,7 @@ mod tests {
             holding.take_inherited().len()
         };
         let weak: Weak<TcpListener> = Arc::downgrade(&socket);
-        let held = holding.hold(Protocol::Tcp, address, "web".into(), weak, false);
+        let held = holding.hold(description.clone(), weak, false);
         assert_eq!(given(FIRST_OF_HOLDER), 0);
         let queue = |state: &State| mem::take(&mut state.table.lock().queue);
         let released = queue(state);

@@ -101,7 +101,7 @@ impl InheritedSocket {
     /// Closes it in this process and in the holder. Connections that wait are reset, unless a
     /// predecessor has it.
     pub fn close(self) {
-        if self.description.protocol == Protocol::Tcp && !self.is_shared() {
+        if self.description.bound.protocol == Protocol::Tcp && !self.is_shared() {
             records::stop_listening(&self.socket);
         }
     }
@@ -126,9 +126,11 @@ impl InheritedSocket {
     pub(crate) fn of_none(protocol: Protocol, socket: std::net::TcpListener) -> InheritedSocket {
         InheritedSocket {
             description: SocketDescription {
-                protocol,
-                address: socket.local_addr().expect("it is bound"),
-                label: String::new(),
+                bound: crate::kernel::socket::bound::BoundAddress {
+                    protocol,
+                    address: socket.local_addr().expect("it is bound"),
+                },
+                label: "".into(),
             },
             socket: socket.into(),
             origin: Origin::Holder(Release {

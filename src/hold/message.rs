@@ -35,11 +35,12 @@
 //! A number names a socket on one connection; a proxy chooses the numbers of its own sockets, the
 //! holder those of the sockets that it gives, from [`FIRST_OF_HOLDER`] on. Numbers are big endian.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, sync::Arc};
 
 use net::Protocol;
 
 use super::bytes::{append_ip, take, take_ip};
+use crate::kernel::socket::bound::BoundAddress;
 
 /// The version of the records. Both sides use the lower of theirs, so that processes work together
 /// while only one of them is upgraded: a later version has to support all from [`OLDEST`] on.
@@ -67,12 +68,10 @@ pub const FIRST_OF_HOLDER: u64 = 1 << 63;
 /// Description of a socket that is passed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SocketDescription {
-    /// TCP for one that listens, UDP for one that is bound.
-    pub protocol: Protocol,
-    /// The address and port that it is bound to.
-    pub address: SocketAddr,
+    /// What it is bound to; a TCP socket listens.
+    pub bound: BoundAddress,
     /// What the proxy opened it for, in its own format.
-    pub label: String,
+    pub label: Arc<str>,
 }
 
 /// What one side says to the other, in one datagram of the socket.
@@ -210,8 +209,8 @@ impl SocketDescription {
     /// Appends the protocol's number (IANA), the port, the length of the address, the
     /// address and the label.
     fn append_to(&self, mut bytes: Vec<u8>) -> Vec<u8> {
-        bytes.push(self.protocol.number());
-        bytes = append_address(bytes, self.address);
+        bytes.push(self.bound.protocol.number());
+        bytes = append_address(bytes, self.bound.address);
         bytes.extend(self.label.as_bytes());
         bytes
     }
@@ -222,9 +221,8 @@ impl SocketDescription {
         let address = take_address(&mut bytes)?;
         let label = std::str::from_utf8(bytes).ok()?;
         (label.len() <= LONGEST_LABEL).then(|| SocketDescription {
-            protocol,
-            address,
-            label: label.to_owned(),
+            bound: BoundAddress { protocol, address },
+            label: label.into(),
         })
     }
 }
@@ -239,9 +237,11 @@ mod tests {
 
     fn description(address: &str, label: &str) -> SocketDescription {
         SocketDescription {
-            protocol: Protocol::Udp,
-            address: address.parse().unwrap(),
-            label: label.to_owned(),
+            bound: BoundAddress {
+                protocol: Protocol::Udp,
+                address: address.parse().unwrap(),
+            },
+            label: label.into(),
         }
     }
 
@@ -322,7 +322,10 @@ mod tests {
             label in "\\PC{0,100}",
         ) {
             let protocol = [Protocol::Tcp, Protocol::Udp][usize::from(udp)];
-            let description = SocketDescription { protocol, address: (ip, port).into(), label };
+            let description = SocketDescription {
+                bound: BoundAddress { protocol, address: (ip, port).into() },
+                label: label.into(),
+            };
             let message = Message::Hold(number, description);
             prop_assert_eq!(Message::parse(&message.encode()), Some(message));
         }

@@ -44,8 +44,7 @@ pub const SOCKET: &str = "/run/tripod-holder/holder.sock";
 impl SocketDescription {
     /// Returns whether `socket` is what this says.
     fn matches(&self, socket: &impl AsFd) -> bool {
-        listening::identity(socket)
-            .is_some_and(|found| found.protocol == self.protocol && found.address == self.address)
+        listening::identity(socket) == Some(self.bound)
     }
 }
 

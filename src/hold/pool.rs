@@ -9,7 +9,6 @@ use super::{
     message::SocketDescription,
     others::Others,
 };
-use crate::kernel::socket::bound::BoundAddress;
 
 /// A socket that is held. Dropping it closes the holder's descriptor, and with it the socket, so
 /// that connections that wait are reset, unless a proxy has a descriptor, too: one that serves
@@ -18,15 +17,6 @@ use crate::kernel::socket::bound::BoundAddress;
 pub(super) struct HeldSocket {
     pub(super) description: SocketDescription,
     pub(super) socket: OwnedFd,
-}
-
-impl HeldSocket {
-    fn bound(&self) -> BoundAddress {
-        BoundAddress {
-            protocol: self.description.protocol,
-            address: self.description.address,
-        }
-    }
 }
 
 /// What a proxy is given.
@@ -83,7 +73,7 @@ impl Pool {
         let held = self.unserved.iter();
         let shared = match self
             .others
-            .observe(held.map(|held| (held.bound(), &held.socket)))
+            .observe(held.map(|held| (held.description.bound, &held.socket)))
         {
             Ok(shared) if shared.is_empty() => return,
             Ok(shared) => shared,
@@ -93,7 +83,8 @@ impl Pool {
             }
         };
         let before = self.unserved.len();
-        self.unserved.retain(|held| !shared.contains(&held.bound()));
+        self.unserved
+            .retain(|held| !shared.contains(&held.description.bound));
         tracing::warn!(
             sockets = before - self.unserved.len(),
             "closing sockets, because a process that does not use this holder serves at their \

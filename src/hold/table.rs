@@ -3,12 +3,9 @@
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     fmt,
-    net::SocketAddr,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{Arc, Weak},
 };
-
-use net::Protocol;
 
 use super::{
     inherited::{InheritedSocket, Listening},
@@ -64,9 +61,7 @@ pub struct Others {
 }
 
 pub(super) struct Entry {
-    pub(super) protocol: Protocol,
-    pub(super) address: SocketAddr,
-    pub(super) label: Arc<str>,
+    pub(super) description: SocketDescription,
     pub(super) socket: Socket,
     /// `None`: it was closed before the holder was to have it.
     pub(super) inode: Option<u64>,
@@ -101,14 +96,6 @@ impl Entry {
             socket.leave(predecessors || self.is_taken && others.successors);
         }
     }
-
-    pub(super) fn description(&self) -> SocketDescription {
-        SocketDescription {
-            protocol: self.protocol,
-            address: self.address,
-            label: self.label.to_string(),
-        }
-    }
 }
 
 pub(super) enum Job {
@@ -138,7 +125,7 @@ impl Table {
                 let entry = self.sockets.get(number);
                 match entry.and_then(|entry| Some((entry, entry.socket.upgrade()?))) {
                     Some((entry, socket)) => {
-                        let message = Message::Hold(*number, entry.description());
+                        let message = Message::Hold(*number, entry.description.clone());
                         (message, Some(Sent::Socket(socket)))
                     }
                     // It was closed meanwhile.

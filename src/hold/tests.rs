@@ -18,6 +18,7 @@ use super::{
     message::{LONGEST, Message, OLDEST, VERSION},
 };
 use crate::kernel::socket::{
+    bound::BoundAddress,
     listening::{self, Bind},
     records::{Channel, Listener},
 };
@@ -100,9 +101,8 @@ fn listener() -> (Arc<TcpListener>, SocketAddr) {
 
 fn description(protocol: Protocol, address: SocketAddr) -> SocketDescription {
     SocketDescription {
-        protocol,
-        address,
-        label: "internal default/web".to_owned(),
+        bound: BoundAddress { protocol, address },
+        label: "internal default/web".into(),
     }
 }
 
@@ -165,13 +165,12 @@ async fn what_a_proxy_closes_is_closed_and_what_it_leaves_is_kept() {
         drop(place.connect().await);
         let (closed, at_closed) = listener();
         let (left, at_left) = listener();
-        let label: Arc<str> = "internal default/web".into();
         let proxy = Holding::at(place.socket());
         let running = tokio::spawn(proxy.clone().run());
         let keep = |socket: &Arc<TcpListener>, address| {
             let socket: Weak<TcpListener> = Arc::downgrade(socket);
             proxy
-                .hold(Protocol::Tcp, address, Arc::clone(&label), socket, false)
+                .hold(description(Protocol::Tcp, address), socket, false)
                 .unwrap()
         };
         let entries = (keep(&closed, at_closed), keep(&left, at_left));
@@ -188,7 +187,7 @@ async fn what_a_proxy_closes_is_closed_and_what_it_leaves_is_kept() {
         next.arrived().await;
         let inherited = next.take_inherited();
         assert_eq!(inherited.len(), 1);
-        assert_eq!(inherited[0].description().address, at_left);
+        assert_eq!(inherited[0].description().bound.address, at_left);
         for socket in inherited {
             socket.close();
         }
@@ -208,9 +207,8 @@ async fn a_proxy_whose_connection_broke_is_not_given_its_own_sockets() {
         let proxy = Holding::at(place.socket());
         let running = tokio::spawn(proxy.clone().run());
         let open: Weak<TcpListener> = Arc::downgrade(&socket);
-        let label = "internal default/web".into();
         let entry = proxy
-            .hold(Protocol::Tcp, address, label, open, false)
+            .hold(description(Protocol::Tcp, address), open, false)
             .unwrap();
         until(|| proxy.is_complete()).await;
         proxy.note(vec![b"note".to_vec()]);
@@ -245,7 +243,7 @@ async fn a_socket_that_waits_to_be_taken_is_given_once_though_the_connection_bre
         // Notes come after the sockets.
         until(|| !proxy.take_notes().is_empty()).await;
         let mut inherited = proxy.take_inherited();
-        inherited.sort_by_key(|inherited| inherited.description().address == at_one);
+        inherited.sort_by_key(|inherited| inherited.description().bound.address == at_one);
         assert_eq!(inherited.len(), 2);
         let running = connects_anew(&place, &proxy, running).await;
         assert_eq!(proxy.take_inherited().len(), 0);

@@ -194,7 +194,7 @@ impl Session {
     async fn give_sockets(&mut self) -> io::Result<()> {
         let open = self.handover.holding().map(|holding| holding.open());
         for (number, description, socket) in open.into_iter().flatten() {
-            let address = description.address;
+            let address = description.bound.address;
             if self.given.insert(number, address).is_none() {
                 let message = Message::Give(number, description);
                 self.send(&message, Some(socket.as_fd())).await?;

@@ -21,7 +21,7 @@ use crate::{
         message::{LONGEST, Message, VERSION},
         recorded::{assert_same, conversation},
     },
-    kernel::socket::records::Channel,
+    kernel::socket::{bound::BoundAddress, records::Channel},
     log::lines,
 };
 
@@ -43,9 +43,11 @@ fn listener() -> (Arc<TcpListener>, SocketAddr) {
 
 fn description(address: SocketAddr) -> SocketDescription {
     SocketDescription {
-        protocol: Protocol::Tcp,
-        address,
-        label: "internal default/web".to_owned(),
+        bound: BoundAddress {
+            protocol: Protocol::Tcp,
+            address,
+        },
+        label: "internal default/web".into(),
     }
 }
 
@@ -77,9 +79,8 @@ impl Open {
             address,
             is_left: AtomicBool::new(false),
         });
-        let label = "internal default/web".into();
         let socket: Weak<Open> = Arc::downgrade(&open);
-        let held = holding.hold(Protocol::Tcp, address, label, socket, is_shared);
+        let held = holding.hold(description(address), socket, is_shared);
         (open, held.expect("a short label"))
     }
 
@@ -158,9 +159,11 @@ async fn predecessor(listeners: &Listeners) -> (Channel, Predecessor) {
 fn records_have_the_bytes_of_each_version() {
     let address = |text: &str| text.parse().expect("an address");
     let description = SocketDescription {
-        protocol: Protocol::Udp,
-        address: address("127.83.0.10:10053"),
-        label: "internal kube-system/dns:dns".to_owned(),
+        bound: BoundAddress {
+            protocol: Protocol::Udp,
+            address: address("127.83.0.10:10053"),
+        },
+        label: "internal kube-system/dns:dns".into(),
     };
     let all = [
         Message::Hello(VERSION),
@@ -207,7 +210,9 @@ async fn a_predecessor_accepts_until_the_successor_serves_and_again_at_its_end()
     }
     expect(&theirs, Message::All).await;
     assert!(handover.has_successor() && !handover.is_succeeded());
-    let taken = given.iter().find(|(_, of)| of.address == socket.address);
+    let taken = given
+        .iter()
+        .find(|(_, of)| of.bound.address == socket.address);
     send(&theirs, Message::Held(taken.expect("it is given").0), None).await;
     send(&theirs, Message::Port(at_port), None).await;
     until(|| !listeners.is_in_charge()).await;

@@ -145,9 +145,15 @@ async fn replay_holder(
         }
         match &*message.what {
             "hold" => {
-                let label: Arc<str> = LABEL.into();
+                let description = SocketDescription {
+                    bound: BoundAddress {
+                        protocol: Protocol::Udp,
+                        address: at,
+                    },
+                    label: LABEL.into(),
+                };
                 let socket: Weak<UdpSocket> = Arc::downgrade(socket);
-                held.extend(proxy.hold(Protocol::Udp, at, Arc::clone(&label), socket, false));
+                held.extend(proxy.hold(description, socket, false));
             }
             "release" => drop(held.pop()),
             "release-given" => drop(proxy.take_inherited()),

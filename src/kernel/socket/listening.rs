@@ -10,7 +10,7 @@ use net::{Family, Protocol as Transport};
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
-use super::{set_keep_alive, set_unaltered};
+use super::{bound::BoundAddress, set_keep_alive, set_unaltered};
 
 /// Number of connections that the kernel completes while we are busy; it limits this to
 /// `net.core.somaxconn`.
@@ -123,18 +123,9 @@ pub fn adopt(socket: OwnedFd, bind: Bind) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// The identity of a bound socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Identity {
-    /// Its protocol: TCP if it listens, UDP if it is bound.
-    pub protocol: Transport,
-    /// Local address and port.
-    pub address: SocketAddr,
-}
-
-/// Identifies a socket that another process opened; `None` if it is neither a listening TCP socket
+/// Returns what a socket that another process opened is bound to; `None` if it is neither a listening TCP socket
 /// nor a bound UDP socket that takes datagrams from anyone.
-pub fn identity(socket: &impl AsFd) -> Option<Identity> {
+pub fn identity(socket: &impl AsFd) -> Option<BoundAddress> {
     let socket = SockRef::from(socket);
     let address = socket.local_addr().ok()?.as_socket()?;
     let (kind, protocol) = (socket.r#type().ok()?, socket.protocol().ok()?);
@@ -144,7 +135,7 @@ pub fn identity(socket: &impl AsFd) -> Option<Identity> {
         (Type::DGRAM, Some(Protocol::UDP)) if socket.peer_addr().is_err() => Transport::Udp,
         _ => return None,
     };
-    (address.port() != 0).then_some(Identity { protocol, address })
+    (address.port() != 0).then_some(BoundAddress { protocol, address })
 }
 
 /// Receive buffer of a UDP listener while its worker is busy, in bytes of the kernel's memory,
@@ -214,7 +205,10 @@ mod tests {
             let listening = start(bound).unwrap();
             let address = listening.local_addr().unwrap();
             let protocol = Transport::Tcp;
-            assert_eq!(identity(&listening), Some(Identity { protocol, address }));
+            assert_eq!(
+                identity(&listening),
+                Some(BoundAddress { protocol, address })
+            );
             let connected = std::net::TcpStream::connect(address).unwrap();
             assert_eq!(identity(&connected), None);
             super::super::records::stop_listening(&listening);
@@ -223,7 +217,7 @@ mod tests {
             let ours = udp(Bind::of_node(any.parse().unwrap())).unwrap();
             let address = ours.local_addr().unwrap();
             let protocol = Transport::Udp;
-            assert_eq!(identity(&ours), Some(Identity { protocol, address }));
+            assert_eq!(identity(&ours), Some(BoundAddress { protocol, address }));
             ours.connect(address).unwrap();
             assert_eq!(identity(&ours), None, "it takes datagrams of one peer");
         }

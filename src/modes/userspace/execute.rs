@@ -241,7 +241,7 @@ impl Executor {
                 lost,
                 listens_on: group.listens_on().collect(),
                 reserved: group.reserved().collect(),
-                local_port: group.local_port.as_ref().map(|port| port.address),
+                local_port: group.local_port.as_ref().map(|port| port.bound.address),
                 has_flows: group.associations().is_some_and(|flows| flows.are_any()),
             };
             applied.insert(name.kind, group);
@@ -360,7 +360,7 @@ impl Executor {
                 let group = self.groups.get(&name(kind)).filter(|_| bound);
                 let target = group.map(|group| Target {
                     port: match (place, &group.local_port) {
-                        (Place::LocalPort, Some(port)) => port.address.port(),
+                        (Place::LocalPort, Some(port)) => port.bound.address.port(),
                         _ => 0,
                     },
                     name: Arc::clone(&group.group().label),
@@ -443,12 +443,12 @@ impl Executor {
         }
         let taken = loop {
             match self.ports.take(name.port.protocol, name.port.family) {
-                Ok(port) if group.is_called_at(port.address.port()) => unfit.push(port),
+                Ok(port) if group.is_called_at(port.bound.address.port()) => unfit.push(port),
                 taken => break taken,
             }
         };
         for port in &unfit {
-            self.ports.release(port);
+            self.ports.give_up(port.bound);
         }
         group.local_port = Some(taken?);
         Ok(())
@@ -459,7 +459,7 @@ impl Executor {
     fn listen_on_local_port(&mut self, name: &GroupName) -> Result<(), String> {
         loop {
             let port = self.groups.get(name).and_then(|g| g.local_port.as_ref());
-            let Some(address) = port.map(|port| port.address) else {
+            let Some(address) = port.map(|port| port.bound.address) else {
                 return Ok(());
             };
             match self.listen(name, Bind::redirected(address)) {

@@ -56,7 +56,7 @@ impl Executor {
                 };
                 self.unfiltered.remove(&name(kind));
                 if let Some(port) = group.local_port.take() {
-                    self.ports.release(&port);
+                    self.ports.give_up(port.bound);
                 }
             }
         }

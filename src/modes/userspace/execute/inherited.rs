@@ -1,6 +1,8 @@
 //! Sockets of other processes: service groups take those at their addresses, and the others are
 //! closed.
 
+use std::sync::Arc;
+
 use hashbrown::{HashMap, HashSet};
 use net::{Family, Protocol};
 
@@ -16,7 +18,9 @@ use super::{
     Executor,
 };
 use crate::{
-    hold::InheritedSocket, kernel::socket::bound::BoundAddress, services::ServicePortName,
+    hold::{InheritedSocket, SocketDescription},
+    kernel::socket::bound::BoundAddress,
+    services::ServicePortName,
 };
 
 /// Returns the local port that an ended process had for a group, if its clients do not
@@ -28,11 +32,11 @@ pub fn local_port(
     group: &ListenerSet,
 ) -> Option<RedirectPort> {
     let (protocol, family) = (name.port.protocol, name.port.family);
-    let address = inherited.local_port(protocol, family, name.label())?;
-    if group.is_called_at(address.port()) {
+    let port = inherited.local_port(protocol, family, name.label())?;
+    if group.is_called_at(port.address.port()) {
         return None;
     }
-    ports.adopt(protocol, address).ok()
+    ports.adopt(port).ok()
 }
 
 impl Executor {
@@ -57,14 +61,13 @@ impl Executor {
             HashMap::new()
         };
         for inherited in inherited {
-            let description = inherited.description();
-            let (protocol, address) = (description.protocol, description.address);
-            let name = open.get(&BoundAddress { protocol, address });
+            let bound = inherited.description().bound;
+            let name = open.get(&bound);
             match name.and_then(|name| self.groups.get_mut(name)) {
                 // Its process gave way late: nobody else accepts there from now on.
                 Some(group) if inherited.is_shared() => {
                     if let Err(error) = group.join(&self.workers, inherited) {
-                        tracing::warn!("a socket at {address} cannot be shared: {error}");
+                        tracing::warn!("a socket at {} cannot be shared: {error}", bound.address);
                     }
                 }
                 _ => self.inherit(inherited),
@@ -105,12 +108,10 @@ impl Executor {
             .collect();
         let mut ports = HashSet::new();
         for inherited in unclaimed {
-            let description = inherited.description();
-            let (protocol, address) = (description.protocol, description.address);
-            let label = (&*description.label).into();
-            let group = groups.get(&(protocol, label));
-            if address.ip().is_unspecified() {
-                ports.insert(BoundAddress { protocol, address });
+            let SocketDescription { bound, label } = inherited.description();
+            let group = groups.get(&(bound.protocol, Arc::clone(label)));
+            if bound.address.ip().is_unspecified() {
+                ports.insert(*bound);
             }
             match group {
                 Some(group) if !inherited.is_shared() => {

@@ -7,7 +7,7 @@ use net::{Family, Protocol};
 use socket2::Socket;
 
 use crate::{
-    hold::{InheritedSocket, Release},
+    hold::{InheritedSocket, Release, SocketDescription},
     kernel::socket::{
         bound::BoundAddress,
         listening::{self, Bind},
@@ -22,20 +22,18 @@ type Purpose = (Protocol, Family, Arc<str>);
 pub struct InheritedSockets {
     sockets: HashMap<BoundAddress, Vec<InheritedSocket>>,
     /// The local ports among them.
-    local_ports: HashMap<Purpose, SocketAddr>,
+    local_ports: HashMap<Purpose, BoundAddress>,
 }
 
 impl InheritedSockets {
     /// Adds a socket. Returns where it is if it has a local port of redirect capture,
     /// which no other group may take.
     pub fn add(&mut self, inherited: InheritedSocket) -> Option<BoundAddress> {
-        let description = inherited.description();
-        let (protocol, address) = (description.protocol, description.address);
-        let (bound, ip) = (BoundAddress { protocol, address }, address.ip());
+        let SocketDescription { bound, label } = inherited.description();
+        let (bound, ip) = (*bound, bound.address.ip());
         if ip.is_unspecified() {
-            let label = Arc::from(&*description.label);
-            let purpose = (protocol, Family::of(&ip), label);
-            self.local_ports.insert(purpose, address);
+            let purpose = (bound.protocol, Family::of(&ip), Arc::clone(label));
+            self.local_ports.insert(purpose, bound);
         }
         let there = self.sockets.entry(bound).or_default();
         // The holder gives those of a predecessor that ends before this process serves.
@@ -58,12 +56,9 @@ impl InheritedSockets {
         protocol: Protocol,
         family: Family,
         label: Arc<str>,
-    ) -> Option<SocketAddr> {
-        let purpose = (protocol, family, label);
-        let address = *self.local_ports.get(&purpose)?;
-        self.sockets
-            .contains_key(&BoundAddress { protocol, address })
-            .then_some(address)
+    ) -> Option<BoundAddress> {
+        let bound = *self.local_ports.get(&(protocol, family, label))?;
+        self.sockets.contains_key(&bound).then_some(bound)
     }
 
     /// Returns whether there is a socket at an address.

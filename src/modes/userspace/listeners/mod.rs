@@ -159,11 +159,7 @@ impl ListenerSet {
 
     /// Returns its protocol and local address; `None`: it has no local port, as with local capture.
     pub fn bound(&self) -> Option<BoundAddress> {
-        let port = self.local_port.as_ref()?;
-        Some(BoundAddress {
-            protocol: self.name.port.protocol,
-            address: port.address,
-        })
+        self.local_port.as_ref().map(|port| port.bound)
     }
 
     /// Returns its UDP flows, if it has any.
@@ -299,7 +295,7 @@ impl ListenerSet {
     /// # Errors
     /// Those of setsockopt(2) and epoll_ctl(2).
     pub fn join(&mut self, workers: &Workers, inherited: InheritedSocket) -> io::Result<()> {
-        let address = inherited.description().address;
+        let address = inherited.description().bound.address;
         let mut open = mem::take(&mut self.open);
         let there = open.iter_mut().find(|one| one.bind.address == address);
         let joined = there.map_or(Ok(()), |listeners| {
@@ -366,7 +362,7 @@ impl ListenerSet {
         if self.name.port.protocol != Protocol::Tcp {
             return inherited.close();
         }
-        let bound = inherited.description().address;
+        let bound = inherited.description().bound.address;
         let address = ListenerAddress {
             group: Arc::clone(&self.group),
             called: self.called(bound),
@@ -428,7 +424,7 @@ impl ListenerSet {
     /// Returns its local port if that is at `address`.
     fn local_port_at(&mut self, address: SocketAddr) -> Option<&mut RedirectPort> {
         let port = self.local_port.as_mut();
-        port.filter(|port| port.address == address)
+        port.filter(|port| port.bound.address == address)
     }
 
     /// Returns the address that clients call to reach `bound`: the cluster IP for a

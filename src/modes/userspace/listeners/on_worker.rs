@@ -9,8 +9,9 @@ use socket2::Socket;
 
 use super::{ListenerSet, Listeners, WorkerListener};
 use crate::{
-    hold::Held,
+    hold::{Held, SocketDescription},
     kernel::socket::{
+        bound::BoundAddress,
         listening,
         poller::{Poller, Token},
         records,
@@ -60,8 +61,15 @@ impl Listeners {
         let listener = Arc::new(Listener::new(socket, of));
         let socket: Weak<Listener<T>> = Arc::downgrade(&listener);
         // Other processes may have it before the worker accepts: it may be the turn of one.
-        let (holding, label) = (&self.shared.options.holding, Arc::clone(&self.label));
-        let held = holding.hold(self.protocol, self.bind.address, label, socket, is_shared);
+        let description = SocketDescription {
+            bound: BoundAddress {
+                protocol: self.protocol,
+                address: self.bind.address,
+            },
+            label: Arc::clone(&self.label),
+        };
+        let holding = &self.shared.options.holding;
+        let held = holding.hold(description, socket, is_shared);
         Ok((poller.add(listener)?, held))
     }
 }

@@ -33,8 +33,7 @@ pub struct RedirectPorts {
 #[derive(Debug)]
 pub struct RedirectPort {
     /// The wildcard address with the port.
-    pub address: SocketAddr,
-    protocol: Protocol,
+    pub bound: BoundAddress,
     /// Reserves the port while nothing listens on it; callers are refused then.
     reservation: Option<Socket>,
     /// The descriptor of the reservation, or of one of the listeners that replace it.
@@ -42,13 +41,6 @@ pub struct RedirectPort {
 }
 
 impl RedirectPort {
-    fn bound(&self) -> BoundAddress {
-        BoundAddress {
-            protocol: self.protocol,
-            address: self.address,
-        }
-    }
-
     /// Closes the reservation, because the port has a listener now.
     pub fn is_listened_on(&mut self) {
         self.reservation = None;
@@ -60,7 +52,7 @@ impl RedirectPort {
         if self.reservation.is_some() {
             return;
         }
-        let reserved = reserve(self.protocol, self.address);
+        let reserved = reserve(self.bound);
         self.reservation = reserved.ok().and_then(|(_, socket)| socket);
     }
 }
@@ -98,20 +90,17 @@ impl RedirectPorts {
     /// When there is none, or the socket to reserve it cannot be created.
     pub fn take(&mut self, protocol: Protocol, family: Family) -> io::Result<RedirectPort> {
         let Some(range) = self.range.clone() else {
-            return self.picked(protocol, family);
+            return self.picked(wildcard(protocol, family, 0));
         };
         for _ in 0..range.len() {
             let port = self.next;
             let is_last = port == *range.end();
             self.next = if is_last { *range.start() } else { port + 1 };
-            let bound = BoundAddress {
-                protocol,
-                address: (family.unspecified(), port).into(),
-            };
+            let bound = wildcard(protocol, family, port);
             if self.used.contains(&bound) {
                 continue;
             }
-            match self.bind(protocol, family, port) {
+            match self.bind(bound) {
                 Ok(taken) => {
                     self.used.insert(bound);
                     return Ok(taken);
@@ -130,13 +119,13 @@ impl RedirectPorts {
         ))
     }
 
-    /// Allocates a port that the kernel picks. The kernel only knows bound ports, and a reserved
+    /// Allocates a port that the kernel picks for `any`, the wildcard address with port 0. The kernel only knows bound ports, and a reserved
     /// port need not be bound (see [`listening::reserve_udp`]): the port that it picks may be
     /// allocated already.
-    fn picked(&mut self, protocol: Protocol, family: Family) -> io::Result<RedirectPort> {
+    fn picked(&mut self, any: BoundAddress) -> io::Result<RedirectPort> {
         for _ in 0..PICKS {
-            let taken = self.bind(protocol, family, 0)?;
-            if self.used.insert(taken.bound()) {
+            let taken = self.bind(any)?;
+            if self.used.insert(taken.bound) {
                 return Ok(taken);
             }
         }
@@ -151,7 +140,7 @@ impl RedirectPorts {
         self.used.insert(port);
     }
 
-    /// Makes a port that was kept available again.
+    /// Makes a port available to other groups again.
     pub fn give_up(&mut self, port: BoundAddress) {
         self.used.remove(&port);
     }
@@ -160,9 +149,9 @@ impl RedirectPorts {
     ///
     /// # Errors
     /// When it is not in the range, or the socket to reserve it cannot be created.
-    pub fn adopt(&mut self, protocol: Protocol, address: SocketAddr) -> io::Result<RedirectPort> {
-        self.check_range(address)?;
-        self.share(protocol, Family::of(&address.ip()), address.port())
+    pub fn adopt(&mut self, port: BoundAddress) -> io::Result<RedirectPort> {
+        self.check_range(port.address)?;
+        self.share(port)
     }
 
     /// Allocates a kept port of an ended process of which no socket is left.
@@ -171,9 +160,8 @@ impl RedirectPorts {
     /// When it is not in the range, another program listens on it, or the socket to reserve it
     /// cannot be created.
     pub fn have_again(&mut self, port: BoundAddress) -> io::Result<RedirectPort> {
-        let BoundAddress { protocol, address } = port;
-        self.check_range(address)?;
-        self.bind(protocol, Family::of(&address.ip()), address.port())
+        self.check_range(port.address)?;
+        self.bind(port)
     }
 
     fn check_range(&self, address: SocketAddr) -> io::Result<()> {
@@ -184,47 +172,49 @@ impl RedirectPorts {
         Ok(())
     }
 
-    fn bind(&self, protocol: Protocol, family: Family, port: u16) -> io::Result<RedirectPort> {
+    fn bind(&self, at: BoundAddress) -> io::Result<RedirectPort> {
         // First bound without SO_REUSEPORT, which would share the port with another of our
         // processes; a port that the kernel picks is free anyway.
-        if port != 0 {
-            drop(bind_alone(protocol, (family.unspecified(), port).into())?);
+        if at.address.port() != 0 {
+            drop(bind_alone(at)?);
         }
-        self.share(protocol, family, port)
+        self.share(at)
     }
 
-    fn share(&self, protocol: Protocol, family: Family, port: u16) -> io::Result<RedirectPort> {
+    fn share(&self, at: BoundAddress) -> io::Result<RedirectPort> {
         let descriptor = self.descriptors.take_for_service(1)?;
-        let (address, reservation) = reserve(protocol, (family.unspecified(), port).into())?;
+        let (address, reservation) = reserve(at)?;
         Ok(RedirectPort {
-            address,
-            protocol,
+            bound: BoundAddress { address, ..at },
             reservation,
             _descriptor: descriptor,
         })
     }
+}
 
-    /// Releases a local port, so that another group may take it.
-    pub fn release(&mut self, taken: &RedirectPort) {
-        self.used.remove(&taken.bound());
+fn wildcard(protocol: Protocol, family: Family, port: u16) -> BoundAddress {
+    BoundAddress {
+        protocol,
+        address: (family.unspecified(), port).into(),
     }
 }
 
 /// Binds a socket that accepts nothing. Returns the socket, and its address, because for port 0 the
 /// kernel picks the port.
-fn reserve(protocol: Protocol, at: SocketAddr) -> io::Result<(SocketAddr, Option<Socket>)> {
-    match protocol {
+fn reserve(at: BoundAddress) -> io::Result<(SocketAddr, Option<Socket>)> {
+    let bind = Bind::of_node(at.address);
+    match at.protocol {
         Protocol::Tcp => {
-            let socket = listening::reserve_tcp(Bind::of_node(at))?;
+            let socket = listening::reserve_tcp(bind)?;
             let bound = socket.local_addr()?.as_socket();
             Ok((bound.ok_or(io::ErrorKind::AddrNotAvailable)?, Some(socket)))
         }
-        Protocol::Udp | Protocol::Sctp => listening::reserve_udp(Bind::of_node(at)),
+        Protocol::Udp | Protocol::Sctp => listening::reserve_udp(bind),
     }
 }
 
 /// Binds a socket to an address that no other socket uses. The other family may use the same port.
-fn bind_alone(protocol: Protocol, address: SocketAddr) -> io::Result<Socket> {
+fn bind_alone(BoundAddress { protocol, address }: BoundAddress) -> io::Result<Socket> {
     let kind = match protocol {
         Protocol::Tcp => Type::STREAM,
         Protocol::Udp | Protocol::Sctp => Type::DGRAM,
@@ -266,15 +256,15 @@ mod tests {
             }
         };
         assert!(taken.len() <= 2, "the first is taken by another");
-        assert!(taken.iter().all(|h| h.address.port() > first));
+        assert!(taken.iter().all(|h| h.bound.address.port() > first));
         assert!(error.to_string().contains("--proxy-port-range"), "{error}");
 
         if let Some(one) = taken.pop() {
-            ports.release(&one);
-            let port = one.address.port();
+            ports.give_up(one.bound);
+            let port = one.bound.address.port();
             drop(one);
             let again = ports.take(Protocol::Tcp, Family::V4).unwrap();
-            assert_eq!(again.address.port(), port);
+            assert_eq!(again.bound.address.port(), port);
         }
     }
 
@@ -289,8 +279,8 @@ mod tests {
                 RedirectPorts::new(Some(port..=port), Descriptors::of_this_process(None));
             for protocol in [Protocol::Tcp, Protocol::Udp] {
                 let taken = families.map(|family| ports.take(protocol, family).unwrap());
-                assert!(taken.iter().all(|taken| taken.address.port() == port));
-                taken.iter().for_each(|taken| ports.release(taken));
+                assert!(taken.iter().all(|taken| taken.bound.address.port() == port));
+                taken.iter().for_each(|taken| ports.give_up(taken.bound));
             }
         }
     }
@@ -303,7 +293,7 @@ mod tests {
         let mut seen = HashSet::new();
         for _ in 0..2_000 {
             let taken = ports.take(Protocol::Udp, Family::V4).unwrap();
-            assert!(seen.insert(taken.address.port()), "{taken:?}");
+            assert!(seen.insert(taken.bound.address.port()), "{taken:?}");
         }
     }
 
@@ -312,7 +302,7 @@ mod tests {
         for family in [Family::V4, Family::V6] {
             let mut ports = RedirectPorts::new(None, Descriptors::of_this_process(None));
             let taken = ports.take(Protocol::Udp, family).unwrap();
-            let error = std::net::UdpSocket::bind(taken.address).unwrap_err();
+            let error = std::net::UdpSocket::bind(taken.bound.address).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
 
             let call = || {
@@ -321,7 +311,7 @@ mod tests {
                     Family::V6 => ("[::1]:0", "::1"),
                 };
                 let client = std::net::UdpSocket::bind(local).unwrap();
-                client.connect((to, taken.address.port())).unwrap();
+                client.connect((to, taken.bound.address.port())).unwrap();
                 client.send(b"?").unwrap();
                 client
             };
@@ -329,7 +319,7 @@ mod tests {
             assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
 
             let listeners: Vec<_> = (0..2)
-                .map(|_| listening::udp(Bind::of_node(taken.address)).unwrap())
+                .map(|_| listening::udp(Bind::of_node(taken.bound.address)).unwrap())
                 .collect();
             let mut heard = 0;
             for _ in 0..64 {
@@ -347,11 +337,11 @@ mod tests {
     fn a_held_port_refuses_until_there_is_a_listener() {
         let mut ports = RedirectPorts::new(None, Descriptors::of_this_process(None));
         let taken = ports.take(Protocol::Tcp, Family::V4).unwrap();
-        let target = ("127.0.0.1", taken.address.port());
+        let target = ("127.0.0.1", taken.bound.address.port());
         let refused = std::net::TcpStream::connect(target).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
         let listener =
-            listening::start(listening::tcp(Bind::of_node(taken.address)).unwrap()).unwrap();
+            listening::start(listening::tcp(Bind::of_node(taken.bound.address)).unwrap()).unwrap();
         std::net::TcpStream::connect(target).unwrap();
         drop(listener);
         // A program that another test starts briefly has a copy of the listener, between fork and

@@ -78,11 +78,11 @@ impl Proxy {
         let port = RedirectPorts::new(None, shared.descriptors.clone())
             .take(protocol, Family::V4)
             .unwrap();
-        let bind = Bind::of_node(port.address);
+        let bind = Bind::of_node(port.bound.address);
         listeners
             .open(&shared, &workers, bind, &mut Vec::new())
             .unwrap();
-        let address = ([127, 0, 0, 1], port.address.port()).into();
+        let address = ([127, 0, 0, 1], port.bound.address.port()).into();
         listeners.local_port = Some(port);
         Proxy {
             shared,
