@@ -392,40 +392,36 @@ impl AddressOwnership {
             owned
         });
         port.health_check_node_port = port.health_check_node_port.filter(|at| {
-            let everywhere = Frontend::node_port(Protocol::Tcp, family, *at);
-            let owner = self.owner(&everywhere);
-            // Conflicts between health checks on the same port are handled where these are served.
-            let owner = owner.filter(|owner| owner.kind == AddressKind::NodePort);
-            let first = owner.filter(|_| index == 0);
-            conflicts.extend(first.and_then(|owner| {
-                Some(Conflict {
-                    kind: AddressKind::HealthCheckNodePort,
-                    ip: None,
-                    protocol: Protocol::Tcp,
-                    port: *at,
-                    last_port: None,
-                    owner: owner.name(family)?,
-                    owner_kind: owner.kind,
-                })
-            }));
-            // It is answered at the other addresses of the node.
-            let at = self.on_the_node(everywhere);
-            let at = at.filter(|_| index == 0 && owner.is_none());
-            conflicts.extend(at.filter_map(|at| {
-                let owner = self.contenders.get(&at)?.first()?;
-                Some(Conflict {
-                    kind: AddressKind::HealthCheckNodePort,
-                    ip: at.address,
-                    protocol: Protocol::Tcp,
-                    port: at.port,
-                    last_port: None,
-                    owner: owner.name(family)?,
-                    owner_kind: owner.kind,
-                })
-            }));
-            owner.is_none()
+            let (is_answered, lost) = self.health_check(*at, family);
+            // Ports of a Service have the same one.
+            conflicts.extend(lost.into_iter().filter(|_| index == 0));
+            is_answered
         });
         port.conflicts = conflicts.into();
+    }
+
+    /// Returns whether the health-check node port `at` is answered, and the addresses at which it is
+    /// not. Conflicts between health checks on the same port are handled where these are served.
+    fn health_check(&self, at: u16, family: Family) -> (bool, Vec<Conflict>) {
+        let lost = |ip, owner: &Contender| {
+            Some(Conflict {
+                kind: AddressKind::HealthCheckNodePort,
+                ip,
+                protocol: Protocol::Tcp,
+                port: at,
+                last_port: None,
+                owner: owner.name(family)?,
+                owner_kind: owner.kind,
+            })
+        };
+        let everywhere = Frontend::node_port(Protocol::Tcp, family, at);
+        let owner = self.owner(&everywhere);
+        if let Some(owner) = owner.filter(|owner| owner.kind == AddressKind::NodePort) {
+            return (false, lost(None, owner).into_iter().collect());
+        }
+        let taken = self.on_the_node(everywhere);
+        let taken = taken.filter_map(|at| lost(at.address, self.contenders.get(&at)?.first()?));
+        (true, taken.collect())
     }
 
     /// Finds the owner of `address` if that is not port `index` of `service`. Ranges of Services whose

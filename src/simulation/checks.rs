@@ -233,7 +233,7 @@ impl Watch {
             }
             let stays = |spec: &Spec| {
                 let reachable = spec.reachable(called, caller, external);
-                spec.has_affinity() && reachable.contains(&sticky.on)
+                spec.remembers() && reachable.contains(&sticky.on)
             };
             let stays = |(_, spec): &(u64, Option<Arc<Spec>>)| spec.as_deref().is_some_and(stays);
             now < sticky.until && versions().all(stays)

@@ -422,11 +422,17 @@ impl Spec {
 
     /// Returns whether a hash may assign each client a fixed endpoint.
     pub(super) fn may_hash(&self) -> bool {
-        self.scheduler == Some("sh")
+        self.scheduler == Some("sh") || self.affinity && self.port_range
     }
 
     /// Returns whether clients stay on their endpoint.
     pub(super) fn has_affinity(&self) -> bool {
         self.affinity
+    }
+
+    /// Returns whether every mode remembers clients that stay; nftables mode hashes their addresses
+    /// if there is a range of ports.
+    pub(super) fn remembers(&self) -> bool {
+        self.affinity && !self.port_range
     }
 }

@@ -178,7 +178,7 @@ impl<S: Subject> Run<S> {
     /// Calls until all `count` possible results were seen.
     fn call_until_all_was_seen(&mut self, probe: &Probe, count: usize) {
         let spec = self.specs[probe.service].clone();
-        let is_sticky = spec.as_ref().is_some_and(|spec| spec.has_affinity());
+        let is_sticky = spec.as_ref().is_some_and(|spec| spec.remembers());
         let may_hash = spec.as_ref().is_some_and(|spec| spec.may_hash());
         let sees_all = !is_sticky && !may_hash;
         let calls = match (sees_all, count) {

@@ -3,7 +3,7 @@
 use super::*;
 
 pub fn cases() -> Vec<Case> {
-    [shares_of_endpoints(), schedulers()].concat()
+    [shares_of_endpoints(), others(), schedulers()].concat()
 }
 
 fn shares_of_endpoints() -> Vec<Case> {
@@ -51,6 +51,11 @@ fn shares_of_endpoints() -> Vec<Case> {
             Why::RoundRobinInstead,
             equal_shares([A, B]),
         ),
+    ]
+}
+
+fn others() -> Vec<Case> {
+    vec![
         case(
             "Limits of connections: those below are answered",
             cluster_ip([A, B])
