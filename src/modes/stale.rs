@@ -27,6 +27,7 @@ use self::ranges::{RangeFlows, StaleRange};
 use crate::{
     log_once::LogOnce,
     modes::Metrics,
+    node::addresses,
     services::{Changes, MOST_WAITING, ServiceMap, ServicePort, ServicePortName, Stale},
 };
 
@@ -287,11 +288,13 @@ async fn delete_unless(
     // The socket belongs to the network namespace of the thread that opens it;
     // the table may hold a million entries, which takes a while.
     let socket = Socket::open(netlink::Protocol::Netfilter);
+    let own = ranges.is_some().then(addresses::own);
     let work = move || {
         let mut socket = socket?;
-        let Some(ranges) = ranges else {
+        let (Some(mut ranges), Some(own)) = (ranges, own) else {
             return flows::delete(&mut socket, family, &matches);
         };
+        ranges.leave_out(&own?);
         let others = flows::delete_if(&mut socket, family, &matches, |flow| !ranges.keeps(flow))?;
         let to_ranges = ranges.matches();
         let stale = flows::delete_if(&mut socket, family, &to_ranges, |flow| {

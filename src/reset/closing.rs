@@ -9,7 +9,7 @@
 //! (`TCP_CONNTRACK_IGNORE` in `net/netfilter/nf_conntrack_proto_tcp.c`).
 
 use std::{
-    io,
+    future::pending,
     net::SocketAddr,
     process,
     sync::{
@@ -30,9 +30,10 @@ use nftables::{
     Test, Tracer, Transaction, Type, Value, Verdict, concat,
 };
 use prometheus::IntCounter;
-use tokio::time::{Instant, timeout_at};
+use tokio::{sync::mpsc::UnboundedReceiver, time::Instant};
 
 use super::segment::{Says, Sender};
+use crate::backoff::until;
 
 /// How long clients have to answer, each time that they are asked. One that the network does not
 /// reach meanwhile keeps its connection.
@@ -55,93 +56,145 @@ static TABLES: AtomicU32 = AtomicU32::new(0);
 /// A client and the address that it called.
 type Ends = (SocketAddr, SocketAddr);
 
-/// Connections that are being ended.
+/// How long after an answer it is checked whether the connection has ended.
+const CHECKED: Duration = Duration::from_millis(50);
+
+/// The most connections that are ended at once; others stay.
+const MOST: usize = 65_536;
+
+/// Ends connections of one family.
 pub struct Closing {
-    /// Those that are open, and whether their client was sent a reset.
-    open: HashMap<Ends, (Flow, bool)>,
-    tracer: Tracer,
+    family: Family,
+    open: HashMap<Ends, Open>,
+    /// When the next of them is due.
+    due: Option<Instant>,
+    /// `None`: none is open.
+    tracer: Option<Tracer>,
     sender: Sender,
     socket: Socket,
 }
 
+/// A connection that is open.
+struct Open {
+    flow: Flow,
+    /// How often its client was asked before.
+    asked: usize,
+    due: Instant,
+    /// The number of the octet that the client expects, if it said so.
+    expected: Option<u32>,
+}
+
 impl Closing {
-    /// Begins to listen for the clients of `connections` of `family`.
+    /// Ends connections of `family`.
     ///
     /// # Errors
     /// Why it cannot, such as a kernel without nf_tables, or without tables that go with their owner.
-    pub fn begin(family: Family, connections: Vec<Flow>) -> Result<Closing, String> {
-        let of = |flow: &Flow| (flow.original.source, flow.original.destination);
-        let connections = connections.into_iter();
-        let open: HashMap<Ends, _> = connections.map(|flow| (of(&flow), (flow, false))).collect();
+    pub fn of(family: Family) -> Result<Closing, String> {
         let sender = Sender::open(family).map_err(|error| format!("raw socket: {error}"))?;
         let socket = Socket::open(Protocol::Netfilter).map_err(|error| error.to_string())?;
-        let tracer = Tracer::of(&reporting(family, open.keys()));
+        // What a kernel cannot do is known before a connection has to be ended.
+        Tracer::of(&reporting(family, &[])).map_err(|error| error.to_string())?;
         Ok(Closing {
-            open,
-            tracer: tracer.map_err(|error| error.to_string())?,
+            family,
+            open: HashMap::new(),
+            due: None,
+            tracer: None,
             sender,
             socket,
         })
     }
 
-    /// Ends the connections, and counts those that got a reset.
-    pub async fn run(mut self, counter: IntCounter) {
-        for patience in PATIENCE {
-            self.ask();
-            let until = Instant::now() + patience;
-            while self.open.values().any(|(_, is_answered)| !is_answered) {
-                match timeout_at(until, self.tracer.arrived()).await {
-                    Ok(Ok(())) => {}
-                    Err(_) => break,
-                    // The runtime shuts down.
-                    Ok(Err(_)) => return,
-                }
-                if let Err(error) = self.answer() {
-                    tracing::warn!(
-                        "clients of endpoints that are gone are no longer reset: {error}"
-                    );
-                    return;
-                }
+    /// Ends the connections that are received, and counts those that got a reset.
+    pub async fn run(mut self, mut more: UnboundedReceiver<Vec<Flow>>, counter: IntCounter) {
+        loop {
+            let done = tokio::select! {
+                received = more.recv() => match received {
+                    Some(connections) => self.add(connections),
+                    // The process ends.
+                    None => return,
+                },
+                () = arrived(self.tracer.as_ref()) => self.answer(),
+                () = until(self.due) => self.check(&counter),
+            };
+            if let Err(why) = done {
+                tracing::warn!("clients of endpoints that are gone keep their connections: {why}");
+                self.open.clear();
             }
-            self.leave_out_ended(&counter);
             if self.open.is_empty() {
-                return;
+                (self.tracer, self.due) = (None, None);
             }
         }
-        tracing::info!(
-            connections = self.open.len(),
-            "clients of endpoints that are gone did not answer, and keep their connections"
-        );
     }
 
-    /// Has every client say which octet it expects.
-    fn ask(&self) {
-        for (flow, _) in self.open.values() {
-            self.send(flow, Says::SynAck);
+    /// Adds connections, and has their clients say which octet they expect.
+    fn add(&mut self, connections: Vec<Flow>) -> Result<(), String> {
+        let now = Instant::now();
+        let due = now + PATIENCE[0];
+        let room = MOST.saturating_sub(self.open.len());
+        let mut new = Vec::new();
+        for flow in connections.into_iter().take(room) {
+            let ends = (flow.original.source, flow.original.destination);
+            self.send(&flow, Says::SynAck);
+            let open = Open {
+                flow,
+                asked: 0,
+                due,
+                expected: None,
+            };
+            if self.open.insert(ends, open).is_none() {
+                new.push(ends);
+            }
         }
+        self.due = self.due.into_iter().chain([due]).min();
+        match &mut self.tracer {
+            Some(tracer) => {
+                let mut transaction = Transaction::new(tracer.table().clone());
+                transaction.add_elements(&set(self.family), elements(&new));
+                tracer
+                    .run(&transaction)
+                    .map_err(|error| error.to_string())?;
+            }
+            None => {
+                let tracer = Tracer::of(&reporting(self.family, &new));
+                self.tracer = Some(tracer.map_err(|error| error.to_string())?);
+            }
+        }
+        // What clients said before the kernel reported it is said again.
+        for ends in &new {
+            if let Some(open) = self.open.get(ends) {
+                self.send(&open.flow, Says::SynAck);
+            }
+        }
+        Ok(())
     }
 
     /// Resets the connections whose clients sent something.
-    fn answer(&mut self) -> io::Result<()> {
+    fn answer(&mut self) -> Result<(), String> {
+        let Some(tracer) = &mut self.tracer else {
+            return Ok(());
+        };
         let mut said = Vec::new();
-        self.tracer.drain_own(|trace| {
+        let drained = tracer.drain_own(|trace| {
             let packet = trace.packet;
             said.extend(
                 packet.and_then(|sent| Some(((sent.source, sent.destination), sent.acknowledges?))),
             );
-        })?;
+        });
+        drained.map_err(|error| error.to_string())?;
+        let due = Instant::now() + CHECKED;
         for (ends, expected) in said {
-            let Some((flow, is_answered)) = self.open.get_mut(&ends) else {
+            let Some(open) = self.open.get_mut(&ends) else {
                 continue;
             };
-            *is_answered = true;
-            let flow = flow.clone();
+            (open.expected, open.due) = (Some(expected), due);
+            self.due = self.due.into_iter().chain([due]).min();
+            let flow = open.flow.clone();
             self.send(&flow, Says::Reset(expected));
         }
         Ok(())
     }
 
-    /// Sends a segment to the client of `flow`. One that is lost is sent again.
+    /// Sends a segment to the client of `flow`.
     fn send(&self, flow: &Flow, says: Says) {
         let reply = flow.reply;
         if let Err(error) = self.sender.send(reply.source, reply.destination, says) {
@@ -149,37 +202,74 @@ impl Closing {
         }
     }
 
-    fn leave_out_ended(&mut self, counter: &IntCounter) {
-        let socket = &mut self.socket;
-        self.open.retain(|_, (flow, is_answered)| {
-            let was_answered = std::mem::take(is_answered);
-            let is_open = match flows::look_up(socket, flow) {
-                Ok(found) => found.is_some_and(|now| now.state.is_established()),
-                Err(_) => true,
+    /// Leaves out the connections that have ended, and asks the clients of the others again.
+    fn check(&mut self, counter: &IntCounter) -> Result<(), String> {
+        let now = Instant::now();
+        let mut over = Vec::new();
+        let due = self.open.iter().filter(|(_, open)| open.due <= now);
+        let due: Vec<Ends> = due.map(|(ends, _)| *ends).collect();
+        for ends in due {
+            let Some(open) = self.open.get(&ends) else {
+                continue;
             };
-            if was_answered && !is_open {
-                counter.inc();
-                tracing::debug!("{flow} was reset: its endpoint is gone");
+            let found = flows::look_up(&mut self.socket, &open.flow);
+            let is_open = found
+                .map_err(|error| error.to_string())?
+                .is_some_and(|now| now.state.is_established());
+            if !is_open {
+                if let Some(expected) = open.expected {
+                    // The first one may be lost on its way.
+                    self.send(&open.flow, Says::Reset(expected));
+                    counter.inc();
+                    tracing::debug!("{} was reset: its endpoint is gone", open.flow);
+                }
+                over.push(ends);
+            } else if let Some(patience) = PATIENCE.get(open.asked + 1) {
+                self.send(&open.flow, Says::SynAck);
+                if let Some(open) = self.open.get_mut(&ends) {
+                    (open.asked, open.due) = (open.asked + 1, now + *patience);
+                }
+            } else {
+                tracing::info!("{} stays open: its client does not answer", open.flow);
+                over.push(ends);
             }
-            is_open
-        });
+        }
+        for ends in &over {
+            self.open.remove(ends);
+        }
+        self.due = self.open.values().map(|open| open.due).min();
+        match &mut self.tracer {
+            // From now on the client may connect again from the same port.
+            Some(tracer) if !self.open.is_empty() && !over.is_empty() => {
+                let mut transaction = Transaction::new(tracer.table().clone());
+                transaction.delete_elements(&set(self.family), elements(&over));
+                tracer.run(&transaction).map_err(|error| error.to_string())
+            }
+            _ => Ok(()),
+        }
     }
 }
 
-/// The transaction that adds the table, for packets that clients send.
-fn reporting<'a>(family: Family, connections: impl Iterator<Item = &'a Ends>) -> Transaction {
-    let number = TABLES.fetch_add(1, Relaxed);
-    let table = Table {
-        comment: Some(Comment::new("tripod.proxy/reset; goes when it is done")),
-        owned: true,
-        ..Table::new(family, format!("tripod-reset-{}-{number}", process::id()))
-    };
+/// Waits until clients may have sent something.
+async fn arrived(tracer: Option<&Tracer>) {
+    match tracer {
+        Some(tracer) if tracer.arrived().await.is_ok() => {}
+        _ => pending().await,
+    }
+}
+
+/// The set of connections whose packets are reported.
+fn set(family: Family) -> Arc<Set> {
     let address = match family {
         Family::V4 => DataType::Ipv4,
         Family::V6 => DataType::Ipv6,
     };
     let key = vec![address, DataType::Port, address, DataType::Port];
-    let set = Arc::new(Set::new("connections", Type::Named(key)));
+    Arc::new(Set::new("connections", Type::Named(key)))
+}
+
+fn elements(connections: &[Ends]) -> Vec<Element> {
+    let connections = connections.iter();
     let elements = connections.map(|(client, called)| {
         Element::new(concat(&[
             Value::Ip(client.ip()),
@@ -188,6 +278,18 @@ fn reporting<'a>(family: Family, connections: impl Iterator<Item = &'a Ends>) ->
             Value::Port(called.port()),
         ]))
     });
+    elements.collect()
+}
+
+/// The transaction that adds the table, for packets that clients send.
+fn reporting(family: Family, connections: &[Ends]) -> Transaction {
+    let number = TABLES.fetch_add(1, Relaxed);
+    let table = Table {
+        comment: Some(Comment::new("tripod.proxy/reset; goes when it is done")),
+        owned: true,
+        ..Table::new(family, format!("tripod-reset-{}-{number}", process::id()))
+    };
+    let set = set(family);
     let ends = vec![
         Field::SourceAddress(family),
         Field::SourcePort,
@@ -202,7 +304,7 @@ fn reporting<'a>(family: Family, connections: impl Iterator<Item = &'a Ends>) ->
     ]);
     let mut transaction = Transaction::new(table);
     transaction.add_table().add_set(&set);
-    transaction.add_elements(&set, elements.collect());
+    transaction.add_elements(&set, elements(connections));
     for (name, hook) in [("prerouting", Hook::Prerouting), ("output", Hook::Output)] {
         let chain = Chain::base(name, ChainType::Filter, hook, PRIORITY);
         transaction.add_chain(chain).add_rule(name, rule.clone());

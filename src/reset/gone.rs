@@ -16,7 +16,8 @@ use crate::services::{Changes, ServiceMap, ServicePort, ServicePortName};
 #[derive(Debug, Default)]
 pub struct Followed {
     ports: HashMap<ServicePortName, Port>,
-    gone: HashMap<ServicePortName, Gone>,
+    /// Their endpoints that went, each with the time.
+    gone: HashMap<ServicePortName, HashMap<SocketAddr, Instant>>,
     /// Those that did not request it before.
     new: HashSet<ServicePortName>,
 }
@@ -26,6 +27,7 @@ pub struct Followed {
 struct Port {
     at: Called,
     endpoints: HashSet<SocketAddr>,
+    addresses: HashSet<IpAddr>,
     /// Those that get no new connections because they do not answer.
     ejected: HashSet<SocketAddr>,
 }
@@ -42,8 +44,18 @@ struct Called {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gone {
     at: Called,
-    /// Each with the time at which it went.
-    endpoints: HashMap<SocketAddr, Instant>,
+    pub endpoints: HashSet<SocketAddr>,
+}
+
+/// Endpoints that went.
+#[derive(Debug, Default)]
+pub struct Taken {
+    /// Those that have left all EndpointSlices.
+    pub left: HashMap<ServicePortName, Gone>,
+    /// Those that are ejected.
+    pub ejected: HashMap<ServicePortName, Gone>,
+    /// When the first of those went that are not settled.
+    pub next: Option<Instant>,
 }
 
 impl Followed {
@@ -72,20 +84,24 @@ impl Followed {
 
     fn set(&mut self, name: &ServicePortName, map: &ServiceMap, now: Instant) -> bool {
         let port = map.get(name).filter(|port| port.is_resetting());
-        let Some(new) = port.map(|port| Port::of(port)) else {
+        let new = port.map(|port| (Port::of(port), port.knows_endpoints()));
+        let Some((new, is_known)) = new else {
             // What its author no longer asks for is not done.
             self.ports.remove(name);
             self.gone.remove(name);
             self.new.remove(name);
             return false;
         };
-        let at = new.at.clone();
+        if !is_known {
+            self.gone.remove(name);
+            return false;
+        }
         let old = self.ports.insert(name.clone(), new);
         let (Some(old), Some(new)) = (old, self.ports.get(name)) else {
             return self.new.insert(name.clone());
         };
         if let Some(gone) = self.gone.get_mut(name) {
-            gone.endpoints.retain(|at, _| new.has_lost(at));
+            gone.retain(|at, _| new.has_lost(at));
         }
         let went = old.endpoints.iter();
         let went = went.filter(|at| new.has_lost(at) && !old.has_lost(at));
@@ -93,12 +109,7 @@ impl Followed {
         if went.is_empty() {
             return false;
         }
-        let gone = self.gone.entry(name.clone()).or_default();
-        gone.endpoints.extend(went);
-        for at in [old.at, at] {
-            gone.at.frontends.extend(at.frontends);
-            gone.at.not_at.extend(at.not_at);
-        }
+        self.gone.entry(name.clone()).or_default().extend(went);
         true
     }
 
@@ -107,28 +118,29 @@ impl Followed {
         mem::take(&mut self.new)
     }
 
-    /// Takes the endpoints that went before `settled` and have not come back. Returns them, and when
-    /// the first of the others went.
-    pub fn take_gone(
-        &mut self,
-        settled: Instant,
-    ) -> (HashMap<ServicePortName, Gone>, Option<Instant>) {
-        let mut taken = HashMap::new();
-        let mut next: Option<Instant> = None;
+    /// Takes the endpoints that went before `settled` and have not come back.
+    pub fn take_gone(&mut self, settled: Instant) -> Taken {
+        let mut taken = Taken::default();
         self.gone.retain(|name, gone| {
-            let endpoints = gone.endpoints.extract_if(|_, went| *went <= settled);
-            let endpoints: HashMap<_, _> = endpoints.collect();
-            if !endpoints.is_empty() {
-                let at = gone.at.clone();
-                taken.insert(name.clone(), Gone { at, endpoints });
+            let Some(port) = self.ports.get(name) else {
+                return false;
+            };
+            for (endpoint, _) in gone.extract_if(|_, went| *went <= settled) {
+                let of = match port.ejected.contains(&endpoint) {
+                    true => &mut taken.ejected,
+                    false => &mut taken.left,
+                };
+                let of = of.entry(name.clone()).or_insert_with(|| Gone {
+                    at: port.at.clone(),
+                    ..Gone::default()
+                });
+                of.endpoints.insert(endpoint);
             }
-            next = next
-                .into_iter()
-                .chain(gone.endpoints.values().copied())
-                .min();
-            !gone.endpoints.is_empty()
+            let next = taken.next.into_iter();
+            taken.next = next.chain(gone.values().copied()).min();
+            !gone.is_empty()
         });
-        (taken, next)
+        taken
     }
 }
 
@@ -141,6 +153,7 @@ impl Port {
                 not_at: port.node_port_excluded().collect(),
             },
             endpoints: endpoints.all.iter().map(|one| one.address).collect(),
+            addresses: endpoints.all.iter().map(|one| one.address.ip()).collect(),
             ejected: endpoints.ejected().collect(),
         }
     }
@@ -148,8 +161,7 @@ impl Port {
     /// Returns whether nothing is at the address of `endpoint`, which was one of its endpoints. If
     /// the Service only names another port there, the pod still serves its connections.
     fn has_lost(&self, endpoint: &SocketAddr) -> bool {
-        let has_address = || self.endpoints.iter().any(|at| at.ip() == endpoint.ip());
-        self.ejected.contains(endpoint) || !self.endpoints.contains(endpoint) && !has_address()
+        self.ejected.contains(endpoint) || !self.addresses.contains(&endpoint.ip())
     }
 }
 
@@ -166,7 +178,7 @@ impl<'a> Lost<'a> {
     pub fn new(gone: &'a HashMap<ServicePortName, Gone>, node: HashSet<IpAddr>) -> Lost<'a> {
         let mut endpoints = HashMap::<SocketAddr, Vec<&Called>>::new();
         for gone in gone.values() {
-            for endpoint in gone.endpoints.keys() {
+            for endpoint in &gone.endpoints {
                 endpoints.entry(*endpoint).or_default().push(&gone.at);
             }
         }
@@ -277,12 +289,12 @@ mod tests {
                 followed.update(Family::V4, &[port].into_iter().collect(), &changes, now);
             }
             let earlier = now - Duration::from_secs(1);
-            assert_eq!(followed.take_gone(earlier).0, HashMap::new(), "{case}");
-            let (found, next) = followed.take_gone(now);
-            let endpoints = found.get(&port_name("web")).map(|gone| &gone.endpoints);
-            let has_first = endpoints.is_some_and(|all| all.contains_key(&at("10.1.0.1:80")));
+            assert_eq!(followed.take_gone(earlier).left, HashMap::new(), "{case}");
+            let Taken { left, next, .. } = followed.take_gone(now);
+            let endpoints = left.get(&port_name("web")).map(|gone| &gone.endpoints);
+            let has_first = endpoints.is_some_and(|all| all.contains(&at("10.1.0.1:80")));
             assert_eq!((has_first, next), (gone, None), "{case}");
-            assert_eq!(followed.take_gone(now).0, HashMap::new(), "{case}");
+            assert_eq!(followed.take_gone(now).left, HashMap::new(), "{case}");
         }
     }
 
@@ -293,7 +305,7 @@ mod tests {
         let port = web(&[], true);
         let gone = Gone {
             at: Port::of(&port).at,
-            endpoints: [(at("10.1.0.1:80"), Instant::now())].into(),
+            endpoints: [at("10.1.0.1:80")].into(),
         };
         let all = [(port.name, gone)].into();
         let lost = Lost::new(&all, [IpAddr::from([192, 0, 2, 10])].into());

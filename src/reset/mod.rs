@@ -10,17 +10,32 @@ mod closing;
 mod gone;
 mod segment;
 
-use std::{net::IpAddr, sync::Arc, time::Instant};
+use std::{
+    io,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
+use futures_util::future::join_all;
 use hashbrown::{HashMap, HashSet};
-use net::Family;
+use net::{Family, PerFamily};
 use netlink::{
-    Error, Protocol, Socket, addresses,
+    Error, Protocol, Socket,
     conntrack::flows::{self, Flow, Match, TCP},
 };
+use nix::errno::Errno;
 use parking_lot::Mutex;
 use prometheus::{IntCounter, Registry};
-use tokio::{sync::Notify, task::spawn_blocking};
+use tokio::{
+    net::TcpStream,
+    sync::{
+        Notify,
+        mpsc::{UnboundedSender, unbounded_channel},
+    },
+    task::spawn_blocking,
+    time::{error::Elapsed, timeout},
+};
 
 use self::{
     closing::Closing,
@@ -30,12 +45,17 @@ use crate::{
     backoff::until,
     events::{Event, Recorder},
     log_once::LogOnce,
+    node::addresses,
     runner::AfterSync,
     services::{Changes, Preferences, SETTLED, ServiceMap, ServiceName, ServicePortName},
 };
 
-/// The most connections that are reset at once: clients of others stay until they give up.
-const MOST: usize = 65_536;
+/// How long an ejected endpoint has to answer the node. One that only refuses new connections may
+/// still serve those that are open.
+const ANSWER: Duration = Duration::from_secs(1);
+
+/// The most ejected endpoints that are called at once.
+const CALLS: usize = 256;
 
 /// Follows syncs, and tells this part of the process which endpoints are gone.
 pub struct Follower(Arc<Shared>);
@@ -65,6 +85,7 @@ pub fn begin(registry: &Registry, recorder: Recorder) -> prometheus::Result<Foll
     let resetter = Resetter {
         shared: Arc::clone(&shared),
         counter,
+        closing: PerFamily::default(),
         recorder,
         logged: LogOnce::default(),
     };
@@ -84,6 +105,8 @@ impl AfterSync for Follower {
 struct Resetter {
     shared: Arc<Shared>,
     counter: IntCounter,
+    /// Where the connections of each family are ended; `None`: none had to be.
+    closing: PerFamily<Option<UnboundedSender<Vec<Flow>>>>,
     recorder: Recorder,
     logged: LogOnce,
 }
@@ -101,15 +124,11 @@ impl Resetter {
             self.try_for(&new);
             let settled = Instant::now().checked_sub(SETTLED);
             let settled = settled.unwrap_or_else(Instant::now);
-            let (gone, next) = shared.followed.lock().take_gone(settled);
-            due = next.map(|went| (went + SETTLED).into());
-            for family in Family::ALL {
-                let mut of_family = gone.clone();
-                of_family.retain(|name, _| name.family == family);
-                if !of_family.is_empty() {
-                    self.reset(family, of_family).await;
-                }
-            }
+            let mut taken = shared.followed.lock().take_gone(settled);
+            due = taken.next.map(|went| (went + SETTLED).into());
+            self.reset(taken.left).await;
+            leave_out_answering(&mut taken.ejected).await;
+            self.reset(taken.ejected).await;
         }
     }
 
@@ -119,35 +138,55 @@ impl Resetter {
             let of_family = new.iter().filter(|name| name.family == family);
             let services: HashSet<_> = of_family.map(|name| name.service.clone()).collect();
             if !services.is_empty()
-                && let Err(why) = Closing::begin(family, Vec::new())
+                && let Err(why) = Closing::of(family)
             {
                 self.report(services, &why);
             }
         }
     }
 
-    /// Resets the connections of `family` to endpoints that are `gone`.
-    async fn reset(&mut self, family: Family, gone: HashMap<ServicePortName, Gone>) {
-        let services = gone.keys().map(|name| name.service.clone()).collect();
-        // The table may have a million entries.
-        let Ok(found) = spawn_blocking(move || connections(family, &gone)).await else {
-            // The runtime shuts down.
-            return;
-        };
-        let begun = match found {
-            Err(error) => Err(error.to_string()),
-            Ok(found) if found.is_empty() => Ok(()),
-            Ok(mut found) => {
-                found.truncate(MOST);
-                Closing::begin(family, found).map(|closing| {
-                    tokio::spawn(closing.run(self.counter.clone()));
-                })
+    /// Resets the connections to endpoints that are `gone`.
+    async fn reset(&mut self, gone: HashMap<ServicePortName, Gone>) {
+        for family in Family::ALL {
+            let of_family = gone.iter().filter(|(name, _)| name.family == family);
+            let of_family: HashMap<_, _> = of_family
+                .map(|(name, gone)| (name.clone(), gone.clone()))
+                .collect();
+            if of_family.is_empty() {
+                continue;
+            }
+            let services = of_family.keys().map(|name| name.service.clone()).collect();
+            // The table may have a million entries.
+            let found = spawn_blocking(move || connections(family, &of_family)).await;
+            let Ok(found) = found else {
+                // The runtime shuts down.
+                return;
+            };
+            let done = found.map_err(|error| error.to_string());
+            match done.and_then(|found| self.close(family, found)) {
+                Ok(()) => drop(self.logged.end()),
+                Err(why) => self.report(services, &why),
+            }
+        }
+    }
+
+    /// Has `connections` of `family` ended.
+    fn close(&mut self, family: Family, connections: Vec<Flow>) -> Result<(), String> {
+        if connections.is_empty() {
+            return Ok(());
+        }
+        let closing = self.closing.get_mut(family);
+        let sender = match closing {
+            Some(sender) => sender,
+            None => {
+                let (sender, more) = unbounded_channel();
+                tokio::spawn(Closing::of(family)?.run(more, self.counter.clone()));
+                closing.insert(sender)
             }
         };
-        match begun {
-            Ok(()) => drop(self.logged.end()),
-            Err(why) => self.report(services, &why),
-        }
+        // It fails only when the runtime shuts down.
+        let _ = sender.send(connections);
+        Ok(())
     }
 
     /// Says to `services` that their connections are not reset.
@@ -167,11 +206,35 @@ impl Resetter {
     }
 }
 
+/// Leaves out the ejected endpoints that answer the node, or refuse its connection.
+async fn leave_out_answering(ejected: &mut HashMap<ServicePortName, Gone>) {
+    let endpoints = ejected.values().flat_map(|gone| &gone.endpoints);
+    let endpoints: HashSet<SocketAddr> = endpoints.copied().take(CALLS).collect();
+    let calls = endpoints.into_iter().map(|endpoint| async move {
+        let called = timeout(ANSWER, TcpStream::connect(endpoint)).await;
+        is_silent(&called).then_some(endpoint)
+    });
+    let silent: HashSet<_> = join_all(calls).await.into_iter().flatten().collect();
+    for gone in ejected.values_mut() {
+        gone.endpoints.retain(|endpoint| silent.contains(endpoint));
+    }
+}
+
+/// Returns whether nothing came back.
+fn is_silent(called: &Result<io::Result<TcpStream>, Elapsed>) -> bool {
+    match called {
+        Ok(Ok(_)) => false,
+        Err(_) => true,
+        Ok(Err(error)) => matches!(
+            error.raw_os_error().map(Errno::from_raw),
+            Some(Errno::ETIMEDOUT | Errno::EHOSTUNREACH | Errno::ENETUNREACH | Errno::EHOSTDOWN)
+        ),
+    }
+}
+
 /// Lists the established connections of `family` to endpoints that are `gone`.
 fn connections(family: Family, gone: &HashMap<ServicePortName, Gone>) -> Result<Vec<Flow>, Error> {
-    let own = addresses::list(&mut Socket::open(Protocol::Route)?)?;
-    let own: HashSet<IpAddr> = own.into_iter().map(|own| own.address).collect();
-    let lost = gone::Lost::new(gone, own);
+    let lost = gone::Lost::new(gone, addresses::own()?.into_iter().collect());
     let mut socket = Socket::open(Protocol::Netfilter)?;
     flows::list_if(&mut socket, family, &[Match::all(TCP)], |flow| {
         lost.has(flow)

@@ -15,6 +15,7 @@ use net::{Frontend, Protocol};
 
 use super::{
     ServicePortName,
+    absence::Missing,
     endpoint::Endpoints,
     extensions::{Preferences, Reset},
     owners::{AddressKind, Conflict},
@@ -188,6 +189,14 @@ impl ServicePort {
     pub fn is_resetting(&self) -> bool {
         let is_asked = self.preferences().reset == Some(Reset::Gone);
         is_asked && self.name.protocol == Protocol::Tcp && !self.is_range()
+    }
+
+    /// Returns whether its endpoints are all that its EndpointSlices have: not if there are too many,
+    /// or if the slices do not have this port at the moment.
+    pub fn knows_endpoints(&self) -> bool {
+        let absence = self.endpoints.absence.as_deref();
+        let lacks_port = absence.is_some_and(|why| matches!(why.missing, Missing::Port { .. }));
+        !self.endpoints.are_too_many && !lacks_port
     }
 
     /// Like [`is_ejecting`](Self::is_ejecting), where some endpoint is in use although it is not

@@ -52,6 +52,8 @@ impl<'a> ServiceAddresses<'a> {
 #[derive(Debug, Default)]
 pub struct ExternalAddresses {
     owners: HashMap<Frontend, ServicePortName>,
+    /// Those that are ranges of ports, by their addresses.
+    ranges: HashMap<IpAddr, Vec<Frontend>>,
     /// Those of each ServicePort that has any.
     of: HashMap<ServicePortName, Box<[Frontend]>>,
 }
@@ -66,7 +68,10 @@ impl ExternalAddresses {
     ) -> HashSet<Frontend> {
         let external = |port: &ServicePort| -> Box<[Frontend]> {
             let ips = port.external_ips.iter().chain(&port.load_balancer_ips);
-            let at = |ip: &IpAddr| Frontend::service(port.name.protocol, *ip, port.port);
+            let at = |ip: &IpAddr| Frontend {
+                last_port: port.last_port,
+                ..Frontend::service(port.name.protocol, *ip, port.port)
+            };
             ips.map(at).collect()
         };
         let has = |port: &ServicePort| {
@@ -78,6 +83,7 @@ impl ExternalAddresses {
                 // Another ServicePort may have it by now.
                 if self.owners.get(&frontend) == Some(&name) {
                     self.owners.remove(&frontend);
+                    self.forget_range(&frontend);
                     changed.insert(frontend);
                 }
             }
@@ -86,7 +92,10 @@ impl ExternalAddresses {
                 continue;
             };
             for frontend in &new {
-                self.owners.insert(*frontend, name.clone());
+                let is_new = self.owners.insert(*frontend, name.clone()).is_none();
+                if let (true, Some(ip), Some(_)) = (is_new, frontend.address, frontend.last_port) {
+                    self.ranges.entry(ip).or_default().push(*frontend);
+                }
                 changed.insert(*frontend);
             }
             self.of.insert(name, new);
@@ -94,9 +103,28 @@ impl ExternalAddresses {
         changed
     }
 
-    /// Returns the ServicePort that has `frontend`.
+    fn forget_range(&mut self, range: &Frontend) {
+        let Some(ip) = range.address.filter(|_| range.last_port.is_some()) else {
+            return;
+        };
+        if let Some(ranges) = self.ranges.get_mut(&ip) {
+            ranges.retain(|other| other != range);
+            if ranges.is_empty() {
+                self.ranges.remove(&ip);
+            }
+        }
+    }
+
+    /// Returns the ServicePort that has `frontend`, or a range of ports with it.
     pub fn owner(&self, frontend: &Frontend) -> Option<&ServicePortName> {
-        self.owners.get(frontend)
+        let of_range = || {
+            let mut ranges = self.ranges.get(&frontend.address?)?.iter();
+            let range = ranges.find(|range| {
+                range.protocol == frontend.protocol && range.ports().contains(&frontend.port)
+            })?;
+            self.owners.get(range)
+        };
+        self.owners.get(frontend).or_else(of_range)
     }
 }
 
@@ -109,6 +137,8 @@ impl ServicePortName {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU16;
+
     use super::*;
     use crate::services::service_ports::service_port;
 
@@ -137,6 +167,13 @@ mod tests {
             for name in ["one", "other", "one"] {
                 assert_eq!(owner(vec![having(name)], full).as_deref(), Some(name));
             }
+            assert_eq!(owner(vec![service_port("one", [10, 96, 0, 1])], full), None);
+            let range = ServicePort {
+                port: 50,
+                last_port: NonZeroU16::new(100),
+                ..having("one")
+            };
+            assert_eq!(owner(vec![range], full).as_deref(), Some("one"));
             assert_eq!(owner(vec![service_port("one", [10, 96, 0, 1])], full), None);
         }
     }

@@ -105,7 +105,7 @@ pub struct Address {
     /// The port at this address, or the first one of a range.
     pub port: u16,
     /// The last port of a range (`tripod.proxy/ports`); `None`: it is no range.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_port: Option<u16>,
     /// Why it is served nowhere on this node, with the remedy; `None` if it is served.
     #[serde(default)]

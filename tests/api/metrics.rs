@@ -31,10 +31,11 @@ const OF_IPVS: [&str; 2] = [
     "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
 ];
 /// Metrics of nftables mode that ipvs mode does not have.
-const OF_NFTABLES: [&str; 4] = [
+const OF_NFTABLES: [&str; 5] = [
     "kubeproxy_nftables_localhost_nodeport_rejected_packets_total",
     "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total",
     "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
+    "tripod_connections_reset_total",
     "tripod_nftables_affinity_refused_total",
 ];
 const WITH_SERVER: &str = "with an API server";

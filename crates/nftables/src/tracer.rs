@@ -43,7 +43,7 @@ pub struct Target {
 /// Traces packets until it is dropped.
 pub struct Tracer {
     /// Owns the table.
-    _rules: Rules,
+    rules: Rules,
     table: Table,
     notifications: Notifications,
     asker: Socket,
@@ -73,11 +73,24 @@ impl Tracer {
         let mut rules = Rules::open()?;
         rules.run(transaction, None)?;
         Ok(Tracer {
-            _rules: rules,
+            rules,
             table: transaction.table().clone(),
             notifications,
             asker,
         })
+    }
+
+    /// Returns the table that does the tracing.
+    pub fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// Changes that table.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn run(&mut self, transaction: &Transaction) -> Result<(), Failure> {
+        self.rules.run(transaction, None)
     }
 
     /// Waits until steps may have arrived; they must be drained then.

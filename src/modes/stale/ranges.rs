@@ -77,6 +77,11 @@ impl RangeFlows {
         flows
     }
 
+    /// Leaves out the addresses `own` of the node, at which ranges are not served.
+    pub(super) fn leave_out(&mut self, own: &[IpAddr]) {
+        self.places.retain(|ip, _| !own.contains(ip));
+    }
+
     /// Returns patterns of all flows that may be stale.
     pub(super) fn matches(&self) -> Vec<Match> {
         let stale = self

@@ -234,7 +234,7 @@ fn group(
             service: port.preferences().max_connections,
             client: port.preferences().max_connections_per_client,
         },
-        present: port.is_resetting().then(|| {
+        present: (port.is_resetting() && port.knows_endpoints()).then(|| {
             let all = port.endpoints.all.iter();
             Arc::new(all.map(|endpoint| endpoint.address.ip()).collect())
         }),

@@ -28,6 +28,8 @@ use crate::services::ServicePortName;
 #[derive(Debug, Default)]
 pub struct Captured {
     owners: RwLock<HashMap<Frontend, GroupName>>,
+    /// Those of them that are ranges of ports.
+    ranges: RwLock<Vec<Frontend>>,
     /// The external and load-balancer IPs among them that are captured only by what lets marked
     /// packets pass.
     passing: RwLock<HashSet<Frontend>>,
@@ -40,12 +42,18 @@ pub struct Captured {
 impl Captured {
     /// Records that connections to `frontend` go to the group `owner`.
     pub fn insert(&self, frontend: Frontend, owner: &GroupName) {
-        self.owners.write().insert(frontend, owner.clone());
+        let before = self.owners.write().insert(frontend, owner.clone());
+        if before.is_none() && frontend.last_port.is_some() {
+            self.ranges.write().push(frontend);
+        }
     }
 
     /// Records that connections to `frontend` no longer come to this process.
     pub fn remove(&self, frontend: &Frontend) {
         self.owners.write().remove(frontend);
+        if frontend.last_port.is_some() {
+            self.ranges.write().retain(|range| range != frontend);
+        }
         self.set_passing(frontend, false);
     }
 
@@ -123,9 +131,17 @@ impl Captured {
                 false => Err(owner.port.clone()),
             };
         }
-        match owners.get(&Frontend::node_port(protocol, family, port)) {
-            Some(owner) if self.node.read().contains(&ip) => Err(owner.port.clone()),
-            _ => Ok(None),
+        let ranges = self.ranges.read();
+        let mut ranges = ranges.iter();
+        let range = ranges.find(|range| {
+            let is_at = range.address == Some(ip) && range.protocol == protocol;
+            is_at && range.ports().contains(&port)
+        });
+        let node_port = owners.get(&Frontend::node_port(protocol, family, port));
+        let node_port = node_port.filter(|_| self.node.read().contains(&ip));
+        match range.and_then(|range| owners.get(range)).or(node_port) {
+            Some(owner) => Err(owner.port.clone()),
+            None => Ok(None),
         }
     }
 }
