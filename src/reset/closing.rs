@@ -35,10 +35,11 @@ use tokio::{sync::mpsc::UnboundedReceiver, time::Instant};
 use super::segment::{Says, Sender};
 use crate::backoff::until;
 
-/// How long clients have to answer, each time that they are asked. One that the network does not
+/// How long clients have to answer, each time that they are asked: Linux answers at most one SYN of a
+/// connection in half a second (`net.ipv4.tcp_invalid_ratelimit`). A client that the network does not
 /// reach meanwhile keeps its connection.
 const PATIENCE: [Duration; 6] = [
-    Duration::from_millis(200),
+    Duration::from_millis(600),
     Duration::from_secs(1),
     Duration::from_secs(3),
     Duration::from_secs(10),
@@ -134,7 +135,6 @@ impl Closing {
         let mut new = Vec::new();
         for flow in connections.into_iter().take(room) {
             let ends = (flow.original.source, flow.original.destination);
-            self.send(&flow, Says::SynAck);
             let open = Open {
                 flow,
                 asked: 0,
@@ -159,7 +159,7 @@ impl Closing {
                 self.tracer = Some(tracer.map_err(|error| error.to_string())?);
             }
         }
-        // What clients said before the kernel reported it is said again.
+        // Not before: for half a second, a client does not answer a second one.
         for ends in &new {
             if let Some(open) = self.open.get(ends) {
                 self.send(&open.flow, Says::SynAck);

@@ -2,9 +2,9 @@
 //! (`tripod.proxy/reset`), in the modes whose translations connection tracking keeps.
 //!
 //! When an endpoint has left all EndpointSlices of its Service, or is ejected, its established
-//! connections are looked up in connection tracking ([`gone`]). Connection tracking does not know
+//! connections are looked up in connection tracking (`gone`). Connection tracking does not know
 //! sequence numbers, and a client ignores a reset without the right one (RFC 5961). Therefore the
-//! client is asked for it ([`closing`]). While no Service requests this, nothing is done.
+//! client is asked for it (`closing`). While no Service requests this, nothing is done.
 
 mod closing;
 mod gone;
