@@ -4,10 +4,10 @@
 //! The kernel notifies of each new connection. Some of those that go to a watched endpoint are
 //! looked up twice (`evidence`). The node connects to an endpoint that does not answer clients;
 //! only if that fails as well, the endpoint is ejected. One that is the external IP of a Service
-//! cannot be ejected: the connection would be translated, and reach an endpoint of that Service. Ejections go to the service map as events,
-//! as if an object of the cluster had changed. When they are applied, clients that wait for an
-//! answer from an ejected endpoint are sent elsewhere (`waiting`). While no Service requests
-//! ejection, there is no subscription.
+//! cannot be ejected: the connection would be translated, and reach an endpoint of that Service.
+//! Ejections go to the service map as events, as if an object of the cluster had changed. When they
+//! are applied, clients that wait for an answer from an ejected endpoint are sent elsewhere
+//! (`waiting`). While no Service requests ejection, there is no subscription.
 
 mod evidence;
 mod waiting;
@@ -170,27 +170,55 @@ type Probed = (SocketAddr, Option<bool>);
 /// connection.
 const ANSWER: Duration = Duration::from_secs(1);
 
-/// Connects to an endpoint, and ends the connection at once. Returns whether it answered; `None` if
-/// the node could not try.
-async fn answers(endpoint: SocketAddr) -> Option<bool> {
+/// What an endpoint did when the node connected to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// It accepted the connection.
+    Answer,
+    /// Its host refused or reset the connection.
+    Refusal,
+    /// Nothing came from it, or it cannot be reached.
+    Nothing,
+}
+
+/// Connects to an endpoint, and ends the connection at once; `None` if the node could not try.
+pub async fn call(endpoint: SocketAddr) -> Option<Heard> {
     match timeout(ANSWER, TcpStream::connect(endpoint)).await {
-        Ok(Ok(_)) => Some(true),
-        Err(_) => Some(false),
+        Ok(Ok(_)) => Some(Heard::Answer),
+        Err(_) => Some(Heard::Nothing),
         Ok(Err(error)) => match error.raw_os_error().map(Errno::from_raw) {
+            Some(Errno::ECONNREFUSED | Errno::ECONNRESET) => Some(Heard::Refusal),
             Some(
-                Errno::ECONNREFUSED
-                | Errno::ECONNRESET
-                | Errno::ETIMEDOUT
-                | Errno::EHOSTUNREACH
-                | Errno::ENETUNREACH
-                | Errno::EHOSTDOWN,
-            ) => Some(false),
+                Errno::ETIMEDOUT | Errno::EHOSTUNREACH | Errno::ENETUNREACH | Errno::EHOSTDOWN,
+            ) => Some(Heard::Nothing),
             _ => {
                 tracing::debug!("cannot connect to endpoint {endpoint}: {error}");
                 None
             }
         },
     }
+}
+
+/// Says to `services`, which request `what`, why this node cannot do it. What is `logged` already is
+/// not said again, until a Service has stopped requesting it.
+pub fn report_unsupported<'a>(
+    services: impl IntoIterator<Item = &'a ServiceName>,
+    what: &str,
+    why: &str,
+    logged: &mut LogOnce,
+    recorder: &Recorder,
+) {
+    let note = format!("{what} is not supported here: {why}");
+    let mut current = Vec::new();
+    for service in services {
+        let message = format!("Service {service}: {note}");
+        if logged.is_new(&message) {
+            tracing::warn!("{message}");
+            recorder.post(events::Event::unsupported(service.clone(), note.clone()));
+        }
+        current.push(message);
+    }
+    logged.replace(current);
 }
 
 /// Waits for room for a batch; `None` if the runner, or the source of its objects, has ended.
@@ -274,19 +302,8 @@ impl Ejector {
             }
             Err(why) => {
                 self.opening.failed(Instant::now());
-                let note = format!("{} is not supported here: {why}", Preferences::EJECT);
-                let mut current = Vec::new();
-                for service in watched.all_services() {
-                    let message = format!("Service {service}: {note}");
-                    if self.logged.is_new(&message) {
-                        tracing::warn!("{message}");
-                        let event = events::Event::unsupported(service.clone(), note.clone());
-                        self.recorder.post(event);
-                    }
-                    current.push(message);
-                }
-                // A Service that stops requesting it is logged again when it requests it again.
-                self.logged.replace(current);
+                let (services, what) = (watched.all_services(), Preferences::EJECT);
+                report_unsupported(services, what, &why, &mut self.logged, &self.recorder);
             }
         }
     }
@@ -377,7 +394,7 @@ impl Ejector {
             tokio::spawn(async move {
                 let answered = match is_translated {
                     true => None,
-                    false => answers(endpoint).await,
+                    false => call(endpoint).await.map(|heard| heard == Heard::Answer),
                 };
                 // It fails only when the runtime shuts down.
                 let _ = send.send((endpoint, answered));

@@ -45,19 +45,9 @@ impl Watched {
     pub fn update(&mut self, family: Family, map: &ServiceMap, changes: &Changes) -> bool {
         self.translated.update(family, map, changes);
         let mut changed = false;
-        if changes.full {
-            let known: Vec<_> = self.ports.keys().cloned().collect();
-            let gone = known.into_iter().filter(|name| map.get(name).is_none());
-            for name in gone {
-                changed |= self.set(&name, None);
-            }
-            for port in map.of_family(family) {
-                changed |= self.set(&port.name, Some(port));
-            }
-        } else {
-            for name in changes.ports.iter().filter(|name| name.family == family) {
-                changed |= self.set(name, map.get(name).map(|port| &**port));
-            }
+        let known = self.ports.keys();
+        for name in changes.concerned(family, map, known, ServicePort::is_ejecting) {
+            changed |= self.set(&name, map.get(&name).map(|port| &**port));
         }
         changed
     }

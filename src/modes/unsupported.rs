@@ -131,7 +131,6 @@ impl Reason {
         })
     }
 
-    /// The limits of connections, which some modes do not have.
     /// A range of ports, in modes that have no rule for so many ports.
     pub fn of_ports(port: &ServicePort) -> Option<Reason> {
         let why = "these ports are not served, because each would need a rule or a socket of its \

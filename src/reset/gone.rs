@@ -68,18 +68,10 @@ impl Followed {
         changes: &Changes,
         now: Instant,
     ) -> bool {
-        if changes.full {
-            let known = self.ports.keys();
-            let known: Vec<_> = known.filter(|n| n.family == family).cloned().collect();
-            let all = map.of_family(family).map(|port| port.name.clone());
-            let names: HashSet<_> = known.into_iter().chain(all).collect();
-            names
-                .iter()
-                .fold(false, |any, name| any | self.set(name, map, now))
-        } else {
-            let names = changes.ports.iter().filter(|name| name.family == family);
-            names.fold(false, |any, name| any | self.set(name, map, now))
-        }
+        let known = self.ports.keys();
+        let names = changes.concerned(family, map, known, ServicePort::is_resetting);
+        let names = names.iter();
+        names.fold(false, |any, name| any | self.set(name, map, now))
     }
 
     fn set(&mut self, name: &ServicePortName, map: &ServiceMap, now: Instant) -> bool {

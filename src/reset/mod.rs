@@ -10,12 +10,7 @@ mod closing;
 mod gone;
 mod segment;
 
-use std::{
-    io,
-    net::SocketAddr,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{net::SocketAddr, sync::Arc, time::Instant};
 
 use futures_util::future::join_all;
 use hashbrown::{HashMap, HashSet};
@@ -24,17 +19,14 @@ use netlink::{
     Error, Protocol, Socket,
     conntrack::flows::{self, Flow, Match, TCP},
 };
-use nix::errno::Errno;
 use parking_lot::Mutex;
 use prometheus::{IntCounter, Registry};
 use tokio::{
-    net::TcpStream,
     sync::{
         Notify,
         mpsc::{UnboundedSender, unbounded_channel},
     },
     task::spawn_blocking,
-    time::{error::Elapsed, timeout},
 };
 
 use self::{
@@ -43,16 +35,13 @@ use self::{
 };
 use crate::{
     backoff::until,
-    events::{Event, Recorder},
+    ejection::{self, Heard},
+    events::Recorder,
     log_once::LogOnce,
     node::addresses,
     runner::AfterSync,
     services::{Changes, Preferences, SETTLED, ServiceMap, ServiceName, ServicePortName},
 };
-
-/// How long an ejected endpoint has to answer the node. One that only refuses new connections may
-/// still serve those that are open.
-const ANSWER: Duration = Duration::from_secs(1);
 
 /// The most ejected endpoints that are called at once.
 const CALLS: usize = 256;
@@ -140,7 +129,7 @@ impl Resetter {
             if !services.is_empty()
                 && let Err(why) = Closing::of(family)
             {
-                self.report(services, &why);
+                self.report(&services, &why);
             }
         }
     }
@@ -155,7 +144,7 @@ impl Resetter {
             if of_family.is_empty() {
                 continue;
             }
-            let services = of_family.keys().map(|name| name.service.clone()).collect();
+            let services: HashSet<_> = of_family.keys().map(|name| name.service.clone()).collect();
             // The table may have a million entries.
             let found = spawn_blocking(move || connections(family, &of_family)).await;
             let Ok(found) = found else {
@@ -165,7 +154,7 @@ impl Resetter {
             let done = found.map_err(|error| error.to_string());
             match done.and_then(|found| self.close(family, found)) {
                 Ok(()) => drop(self.logged.end()),
-                Err(why) => self.report(services, &why),
+                Err(why) => self.report(&services, &why),
             }
         }
     }
@@ -190,45 +179,24 @@ impl Resetter {
     }
 
     /// Says to `services` that their connections are not reset.
-    fn report(&mut self, services: HashSet<ServiceName>, why: &str) {
-        let note = format!("{} is not supported here: {why}", Preferences::RESET);
-        let mut current = Vec::new();
-        for service in services {
-            let message = format!("Service {service}: {note}");
-            if self.logged.is_new(&message) {
-                tracing::warn!("{message}");
-                self.recorder
-                    .post(Event::unsupported(service, note.clone()));
-            }
-            current.push(message);
-        }
-        self.logged.replace(current);
+    fn report(&mut self, services: &HashSet<ServiceName>, why: &str) {
+        let (logged, recorder) = (&mut self.logged, &self.recorder);
+        ejection::report_unsupported(services, Preferences::RESET, why, logged, recorder);
     }
 }
 
-/// Leaves out the ejected endpoints that answer the node, or refuse its connection.
+/// Leaves out the ejected endpoints that answer the node, or refuse its connection: one that only
+/// refuses new connections may still serve those that are open.
 async fn leave_out_answering(ejected: &mut HashMap<ServicePortName, Gone>) {
     let endpoints = ejected.values().flat_map(|gone| &gone.endpoints);
     let endpoints: HashSet<SocketAddr> = endpoints.copied().take(CALLS).collect();
     let calls = endpoints.into_iter().map(|endpoint| async move {
-        let called = timeout(ANSWER, TcpStream::connect(endpoint)).await;
-        is_silent(&called).then_some(endpoint)
+        let heard = ejection::call(endpoint).await;
+        (heard == Some(Heard::Nothing)).then_some(endpoint)
     });
     let silent: HashSet<_> = join_all(calls).await.into_iter().flatten().collect();
     for gone in ejected.values_mut() {
         gone.endpoints.retain(|endpoint| silent.contains(endpoint));
-    }
-}
-
-/// Returns whether nothing came back.
-fn is_silent(called: &Result<io::Result<TcpStream>, Elapsed>) -> bool {
-    match called {
-        Ok(Ok(_)) => false,
-        Err(_) => true,
-        Ok(Err(error)) => matches!(
-            error.raw_os_error().map(Errno::from_raw),
-            Some(Errno::ETIMEDOUT | Errno::EHOSTUNREACH | Errno::ENETUNREACH | Errno::EHOSTDOWN)
-        ),
     }
 }
 

@@ -68,11 +68,7 @@ impl ExternalAddresses {
     ) -> HashSet<Frontend> {
         let external = |port: &ServicePort| -> Box<[Frontend]> {
             let ips = port.external_ips.iter().chain(&port.load_balancer_ips);
-            let at = |ip: &IpAddr| Frontend {
-                last_port: port.last_port,
-                ..Frontend::service(port.name.protocol, *ip, port.port)
-            };
-            ips.map(at).collect()
+            ips.map(|ip| port.at(*ip)).collect()
         };
         let has = |port: &ServicePort| {
             !port.external_ips.is_empty() || !port.load_balancer_ips.is_empty()

@@ -55,11 +55,11 @@ pub fn plan(port: &ServicePort, slots: &Slots, options: &Options) -> ServiceElem
     };
     plan.cluster_ip();
     for ip in &port.external_ips {
-        plan.external(plan.at(*ip));
+        plan.external(port.at(*ip));
     }
     plan.source_ranges();
     for ip in &port.load_balancer_ips {
-        plan.external(plan.at(*ip));
+        plan.external(port.at(*ip));
     }
     if let Some(node_port) = port.node_port {
         let (protocol, family) = (port.name.protocol, port.name.family);
@@ -105,10 +105,6 @@ struct Traffic<'a> {
 }
 
 impl Plan<'_> {
-    fn at(&self, ip: IpAddr) -> Frontend {
-        Frontend::service(self.port.name.protocol, ip, self.port.port)
-    }
-
     /// Returns false if the frontend was served already.
     fn begin(&mut self, frontend: Frontend) -> bool {
         let first = !self.seen.contains(&frontend);
@@ -123,7 +119,7 @@ impl Plan<'_> {
             return;
         };
         self.needs.shared.push(SharedElement::ClusterIp(ip));
-        let frontend = self.at(ip);
+        let frontend = self.port.at(ip);
         self.begin(frontend);
         if !self.any {
             return self.refuse(frontend);
@@ -321,7 +317,7 @@ impl Plan<'_> {
     }
 
     fn source_ranges_of(&mut self, ip: IpAddr) {
-        let frontend = self.at(ip);
+        let frontend = self.port.at(ip);
         let element = Element::new(key(&frontend, &[])).commented(&self.comment);
         self.needs.own.push((SetId::Filtered, element));
         for network in allowed(self.port, self.options, ip) {
