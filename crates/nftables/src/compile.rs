@@ -178,8 +178,10 @@ fn key_of(key: &[Field], set: &SetName, reserved: usize, out: &mut Vec<Expressio
         field.load(at, free, out);
         let of = field.data_type();
         // A value loaded in host order would be compared with ends of ranges in the wrong order.
-        // One octet has no order; `nft` converts it, too.
-        if set.ranges && key.len() > 1 && of.order() == ByteOrder::Host && of != DataType::IfName {
+        // One octet has no order: `nft` 1.0.6 converts it, too, which recent kernels, such as Linux
+        // 6.12.117, refuse.
+        let has_order = of.octets() > 1 && of != DataType::IfName;
+        if set.ranges && key.len() > 1 && of.order() == ByteOrder::Host && has_order {
             let size = if of.octets() > 2 { 4 } else { 2 };
             out.push(
                 Expression::new("byteorder")

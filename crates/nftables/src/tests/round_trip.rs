@@ -27,7 +27,12 @@ fn check(rules: &mut Rules, family: Family) {
     assert_eq!(found.generation, rules.generation().unwrap());
     let chains = example::chains(family, &sets);
     assert_eq!(found.chains.len(), chains.len());
-    let mut listed = found.rules.iter();
+    let mut rules = found.rules.clone();
+    for rule in &mut rules {
+        // `nft` 1.0.6 turns round the one octet of a protocol.
+        rule.expressions.retain(|e| e.name != "byteorder");
+    }
+    let mut listed = rules.iter();
     for (chain, desired) in chains {
         let there = found.chains.iter().find(|c| c.chain.name == chain.name);
         assert_eq!(there.map(|there| &there.chain), Some(&chain));

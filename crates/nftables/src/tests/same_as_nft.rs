@@ -125,11 +125,25 @@ fn without_ids(tree: &mut Tree) {
         Some(Tree::Octets(1, name)) if name == b"bitwise\0" => Some(6),
         _ => None,
     };
+    inner.retain(|tree| !turns_one_octet(tree));
     for tree in inner {
         if let (Some(id), Tree::Nested(2, data)) = (id, &mut *tree) {
             data.retain(|tree| tree.kind() != id);
         }
         without_ids(tree);
+    }
+}
+
+/// Whether `nft` 1.0.6 turns round a single octet here, which recent kernels refuse.
+fn turns_one_octet(tree: &Tree) -> bool {
+    let Tree::Nested(_, expression) = tree else {
+        return false;
+    };
+    match &expression[..] {
+        [Tree::Octets(1, name), Tree::Nested(2, data)] if name == b"byteorder\0" => {
+            data.contains(&Tree::Octets(4, 1_u32.to_be_bytes().into()))
+        }
+        _ => false,
     }
 }
 
