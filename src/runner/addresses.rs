@@ -26,7 +26,6 @@ impl<M: Mode> Runner<M> {
             Ok(addresses) => {
                 self.status.set_node_port_addresses(&addresses);
                 let changes = self.tracker.set_node_addresses(addresses);
-                self.status.set_ports(self.tracker.map());
                 self.merge(changes, Events::default());
                 self.failures.addresses_listed();
             }

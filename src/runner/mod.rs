@@ -268,7 +268,6 @@ impl<M: Mode> Runner<M> {
             }
         }
         let changes = self.tracker.apply(batch.events);
-        self.status.set_ports(self.tracker.map());
         self.metrics.services.seen(events.services);
         self.metrics.endpoints.seen(events.slices);
         let node = self.tracker.node();
@@ -286,6 +285,8 @@ impl<M: Mode> Runner<M> {
     }
 
     fn merge(&mut self, changes: Changes, events: Events) {
+        // A change may have moved the table (`Arc::make_mut`).
+        self.status.set_ports(self.tracker.map());
         for (family, changes) in changes.by_family() {
             if changes.is_empty() {
                 continue;

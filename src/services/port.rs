@@ -208,15 +208,16 @@ impl ServicePort {
     }
 
     /// The name of the scheduler that the Service requests, else `default`. If that is `rr`, which
-    /// ignores weights, and endpoints have weights, it is `wrr`, which otherwise does the same. It
-    /// stays `wrr` while none of those is ready, or they are ejected: IPVS refuses new connections
-    /// for a moment when a scheduler changes.
+    /// ignores weights, and endpoints have weights or a slow start, it is `wrr`, which otherwise does
+    /// the same. It stays `wrr` while none of those is ready, or they are ejected: IPVS refuses new
+    /// connections for a moment when a scheduler changes.
     pub fn scheduler<'a>(&'a self, default: &'a str) -> &'a str {
-        if let Some(asked) = &self.preferences().scheduler {
+        let asked = self.preferences();
+        if let Some(asked) = &asked.scheduler {
             return asked;
         }
         match default {
-            "" | "rr" if self.endpoints.weighed => "wrr",
+            "" | "rr" if self.endpoints.weighed || asked.slow_start.is_some() => "wrr",
             _ => default,
         }
     }
@@ -224,7 +225,7 @@ impl ServicePort {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::{sync::Arc, time::Duration};
 
     use super::*;
     use crate::services::{ServiceMap, service_ports::service_port};
@@ -239,6 +240,31 @@ mod tests {
                 ..Endpoints::default()
             }),
             ..service_port("web", [10, 0, 0, 1])
+        }
+    }
+
+    #[test]
+    fn weights_are_followed_where_endpoints_have_some_or_will() {
+        let minute = Some(Duration::from_secs(60));
+        for (slow_start, weighed, scheduler) in [
+            (None, false, "rr"),
+            (None, true, "wrr"),
+            (minute, false, "wrr"),
+        ] {
+            let asked = Preferences {
+                slow_start,
+                ..Preferences::default()
+            };
+            let endpoints = Endpoints {
+                weighed,
+                ..Endpoints::default()
+            };
+            let port = ServicePort {
+                preferences: Some(Arc::new(asked)),
+                endpoints: Arc::new(endpoints),
+                ..port()
+            };
+            assert_eq!(port.scheduler("rr"), scheduler);
         }
     }
 

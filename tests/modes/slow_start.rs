@@ -111,5 +111,9 @@ fn it_grows_to_the_whole_weight() {
         let last = seen.last().map(|(.., share)| *share);
         assert_eq!(last, Some(0.5), "{mode}: {seen:?}");
         assert!(seen.len() > 3, "{mode}: {seen:?}");
+        let listed = lab
+            .node
+            .show(&format!("{} services", tripod_binary().display()));
+        assert!(listed.contains(&*web.name), "{mode}: {listed}");
     });
 }
