@@ -210,13 +210,17 @@ fn remarks(port: &ServicePort, wide: bool) -> Vec<(Tone, String)> {
     }
     let limited = port.limited.unwrap_or_default();
     for (times, whose, flag) in [
-        (limited.service, "its Service", "max-connections"),
-        (limited.client, "a client", "max-connections-per-client"),
+        (limited.service, "the Service was at its", "max-connections"),
+        (
+            limited.client,
+            "a client was at its",
+            "max-connections-per-client",
+        ),
     ] {
         if times > 0 {
             let text = format!(
-                "kept out {times} times, because {whose} reached its connection limit \
-                 (tripod.proxy/{flag}; in userspace mode also --userspace-{flag})"
+                "{whose} connection limit {times} times (tripod.proxy/{flag}; in userspace mode \
+                 also --userspace-{flag})"
             );
             remarks.push((Tone::Warning, text));
         }

@@ -14,13 +14,13 @@ pub fn limited(lab: &Lab, service: &str, limit: &str) -> f64 {
     value.unwrap_or_else(|| panic!("no {series} in:\n{metrics}"))
 }
 
-/// The report of `tripod services` about clients that limits of a Service kept out.
+/// The report of `tripod services` about the limits of a Service.
 pub fn remark_on_limits(lab: &Lab, service: &str) -> String {
     let mut command = lab.node.command(tripod_binary());
     let output = command.args(["services", service]).output();
     let text = String::from_utf8(output.expect("it runs").stdout).expect("text");
     let mut lines = text.lines();
-    let line = lines.find(|line| line.contains("kept out"));
+    let line = lines.find(|line| line.contains("connection limit"));
     line.unwrap_or_default().to_owned()
 }
 

@@ -91,7 +91,7 @@ fn a_service_has_as_many_connections_as_it_may() {
         assert_eq!(limited(lab, "web", "client"), 0.0);
         let remark = remark_on_limits(lab, "default/web");
         assert!(
-            remark.contains("because its Service reached its connection limit"),
+            remark.contains("the Service was at its connection limit "),
             "{remark}"
         );
         assert_eq!(tripod.logged(&["WARN", "max-connections"]), 0);

@@ -143,12 +143,12 @@ fn a_service_has_as_many_as_it_may(lab: &mut Lab) {
     writeln!(waiting, "name").expect("a question");
     grows(lab, &tripod, SERVICE_LIMITED, 0.0);
     assert!(udp_ask(&lab.client, v4).is_err());
-    assert!(limited(lab, "web", "service") > 0.0);
+    // Once for the connection that waits, however long it does, and once for each datagram.
+    assert!((1.0..10.0).contains(&limited(lab, "web", "service")));
     assert_eq!(limited(lab, "web", "client"), 0.0);
     assert_eq!(limited(lab, "beside", "service"), 0.0);
     assert!(
-        remark_on_limits(lab, "default/web")
-            .contains(" times, because its Service reached its connection limit")
+        remark_on_limits(lab, "default/web").contains("the Service was at its connection limit ")
     );
     assert_eq!(remark_on_limits(lab, "default/beside"), "");
     ask(&lab.client, beside.cluster()[0]).expect("an answer of another Service");
@@ -196,10 +196,7 @@ fn a_client_has_as_many_as_it_may(lab: &mut Lab) {
     // Of both families, TCP and UDP.
     let all = tripod.metric(&lab.node, CLIENT_LIMITED);
     assert_eq!(Some(limited(lab, "web", "client")), all);
-    assert!(
-        remark_on_limits(lab, "default/web")
-            .contains(" times, because a client reached its connection limit")
-    );
+    assert!(remark_on_limits(lab, "default/web").contains("a client was at its connection limit "));
     eventually(
         "no client is counted",
         Duration::from_secs(20),

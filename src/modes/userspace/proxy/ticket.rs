@@ -47,7 +47,8 @@ struct OpenConnection {
 
 impl Ticket {
     /// A ticket for another connection or UDP client of the Service of `group`; `None` if the
-    /// Service is at its limit, which is counted and logged.
+    /// Service is at its limit, which is logged. Each datagram that is dropped is counted, and that
+    /// connections have to wait from now on.
     pub fn request(
         shared: &Arc<Shared>,
         group: &Arc<ServiceGroup>,
@@ -55,8 +56,10 @@ impl Ticket {
         limits: ConnectionLimits,
     ) -> Option<Ticket> {
         if !group.usage.take(limits.service) {
-            shared.counters.service_limited.inc();
-            group.usage.service_limited.fetch_add(1, Relaxed);
+            if !group.usage.waits.swap(true, Relaxed) || protocol == Protocol::Udp {
+                shared.counters.service_limited.inc();
+                group.usage.service_limited.fetch_add(1, Relaxed);
+            }
             if group.usage.full_logged.is_first() {
                 tracing::warn!(
                     service = %group.label,
@@ -68,6 +71,9 @@ impl Ticket {
                 );
             }
             return None;
+        }
+        if group.usage.waits.load(Relaxed) {
+            group.usage.waits.store(false, Relaxed);
         }
         if group.usage.full_logged.is_over() {
             tracing::info!(

@@ -11,7 +11,7 @@ use std::{
     num::NonZeroU32,
     sync::{
         Arc, Weak,
-        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
 };
 
@@ -167,6 +167,8 @@ pub struct Usage {
     clients: Mutex<Clients>,
     /// The gauge that counts the clients of all Services.
     shown: IntGauge,
+    /// Whether the Service was at its limit the last time that a connection was to be accepted.
+    pub waits: AtomicBool,
     /// How often the Service was at its limit.
     pub service_limited: AtomicU64,
     /// How often a client was at its limit.
@@ -267,6 +269,7 @@ impl Usages {
             all: AtomicUsize::new(0),
             clients: Mutex::default(),
             shown: self.shown.clone(),
+            waits: AtomicBool::default(),
             service_limited: AtomicU64::default(),
             client_limited: AtomicU64::default(),
             full_logged: LoggedFlag::default(),
