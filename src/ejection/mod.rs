@@ -421,7 +421,7 @@ impl Ejector {
             %service,
             %endpoint,
             "connections to this endpoint are not answered: it gets no new ones for {length:?}, \
-             unless no other endpoint is left"
+             unless a call may go to no other"
         );
     }
 

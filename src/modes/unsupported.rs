@@ -102,8 +102,7 @@ impl Reason {
 
     /// The size of hash tables, which modes other than nftables mode do not let a Service choose.
     pub fn of_hash_table_size(preferences: &Preferences) -> Option<Reason> {
-        let why = "tables of hashes have a size that depends on the number of endpoints alone; \
-                   nftables mode lets a Service choose it";
+        let why = "only nftables mode lets a Service choose the size of its table of hashes";
         preferences
             .hash_table_size
             .map(|_| Reason::new(Preferences::HASH_TABLE_SIZE, why))

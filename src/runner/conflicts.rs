@@ -65,7 +65,14 @@ impl Conflicts {
             if more > 0 {
                 note.push_str(&format!("; and {more} more addresses"));
             }
-            note.push_str(". Give one of the Services another address or port");
+            note.push_str(". Give one of the Services another address");
+            // A range is served only where no other Service has the address.
+            if conflicts
+                .iter()
+                .all(|conflict| conflict.last_port.is_none())
+            {
+                note.push_str(" or port");
+            }
             tracing::warn!("Service {service}: {note}");
             self.recorder
                 .post(Event::address_conflict(service.clone(), note));

@@ -13,6 +13,7 @@ use hyper::StatusCode;
 
 use super::{PortTraffic, StatusApi, address_kind, json, refused, unsupported};
 use crate::{
+    node,
     runner::status::{Done, FamilyStatus, Reason},
     serve::{http::Answer, service_health::Refused},
     services::{
@@ -220,7 +221,9 @@ pub(super) fn unknown(namespace: &str, name: &str, ports: &ServicePorts) -> Stri
         more => shown.push_str(&format!(" and {more} more of that name")),
     }
     let hint = match &*shown {
-        "" => "headless Services and those of type ExternalName are served by no proxy".to_owned(),
+        "" => "headless Services, those of type ExternalName, and those with label \
+               service.kubernetes.io/service-proxy-name are not served by Tripod"
+            .to_owned(),
         shown => format!("there is {shown}"),
     };
     format!("no Service {namespace}/{name} is served on this node: {hint}")
@@ -239,12 +242,16 @@ fn key(name: &ServicePortName) -> Key<'_> {
 /// Lists the addresses of `port` on a node that serves node ports of its family at some address, or
 /// not.
 fn addresses(port: &ServicePort, serves_node_ports: bool) -> Vec<Address> {
+    let own = port.is_range().then(|| node::addresses::own().ok());
+    let own = own.flatten().unwrap_or_default();
     let at = |kind, ip: &IpAddr| Address {
         kind: address_kind(kind),
         ip: Some(ip.to_string()),
         port: port.port,
         last_port: port.last_port.map(NonZeroU16::get),
-        unserved: None,
+        unserved: own
+            .contains(ip)
+            .then(|| "a range of ports is not served at the node's own addresses".to_owned()),
     };
     let cluster = port
         .cluster_ip
@@ -427,11 +434,7 @@ mod tests {
             let map: ServiceMap = ports.collect();
             unknown("default", "web", map.ports())
         };
-        assert!(
-            of(0).ends_with("ExternalName are served by no proxy"),
-            "{}",
-            of(0)
-        );
+        assert!(of(0).ends_with("are not served by Tripod"), "{}", of(0));
         let why = "no Service default/web is served on this node: there is ns-0/web, ns-1/web";
         assert_eq!(of(2), why);
         assert!(

@@ -133,7 +133,10 @@ impl Version {
         for fault in broken {
             let line = fault.line.map(|line| line + document.first_line - 1);
             let line = line.map_or_else(String::new, |line| format!(", line {line}"));
-            let text = format!("document {number}{line}: {fault}; the rest of the file is used");
+            let text = format!(
+                "document {number}{line}: {fault}; the rest of the file is used, and what cannot be \
+                 read stays as it was"
+            );
             self.report(Level::Fault, text);
         }
         for warning in warnings {

@@ -24,7 +24,7 @@ pub fn unsupported(port: &ServicePort, features: Features) -> Vec<Reason> {
     let scheduler = scheduler.map(|name| {
         let why = format!(
             "endpoints are chosen at random, by their weights, instead of by {name:?}; \
-             ipvs and userspace mode have schedulers"
+             the other modes have schedulers"
         );
         Reason::new(Preferences::SCHEDULER, why)
     });

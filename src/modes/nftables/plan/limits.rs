@@ -27,7 +27,8 @@ use crate::{
 /// them to the chains of their Services, and the others are called by the kernel and jump to it.
 pub(super) const SHARED: [&str; 5] = [
     "over-limit",
-    "limit",
+    // `limit` is a word of `nft`, which takes it for no name.
+    "limits",
     "limit-input",
     "limit-forward",
     "limit-output",

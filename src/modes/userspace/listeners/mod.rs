@@ -444,7 +444,7 @@ fn bound(protocol: Protocol, bind: Bind) -> io::Result<Socket> {
         Protocol::Udp => Ok(listening::udp(bind)?.into()),
         Protocol::Sctp => Err(io::Error::new(
             io::ErrorKind::Unsupported,
-            "userspace mode carries TCP and UDP, not SCTP; use iptables or ipvs mode for it",
+            "userspace mode carries TCP and UDP, not SCTP; the other modes forward it",
         )),
     }
 }

@@ -104,13 +104,14 @@ fn a_broken_document_does_not_hide_the_others() {
         "{reports:?}"
     );
     assert!(
-        reports[0].ends_with("the rest of the file is used"),
+        reports[0]
+            .ends_with("the rest of the file is used, and what cannot be read stays as it was"),
         "{reports:?}"
     );
     assert_eq!(
         reports[1],
         "x.yaml: document 3: Service default/b: spec.ports[0].port is \"0\": a port is a number \
-         from 1 to 65535; the rest of the file is used"
+         from 1 to 65535; the rest of the file is used, and what cannot be read stays as it was"
     );
     // It is reported once.
     assert_eq!(
@@ -252,7 +253,9 @@ fn what_may_be_in_an_unreadable_part_is_not_removed() {
         );
         assert_eq!(events, ["+default/a", "+default/c"], "{unreadable}");
         assert!(
-            reports[0].ends_with("; the rest of the file is used"),
+            reports[0].ends_with(
+                "; the rest of the file is used, and what cannot be read stays as it was"
+            ),
             "{reports:?}"
         );
         assert_eq!(
