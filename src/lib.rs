@@ -18,6 +18,7 @@ pub mod duration;
 pub mod ejection;
 pub mod events;
 mod family_metrics;
+mod first_answer;
 pub mod hold;
 pub mod kernel;
 pub mod lifecycle;

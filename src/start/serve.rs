@@ -37,7 +37,7 @@ use crate::{
     config::{FeatureGate, KubeProxyConfiguration, ModeName},
     ejection,
     events::{self, Event, Recorder},
-    lifecycle,
+    first_answer, lifecycle,
     modes::{Mode, cleanup::Running},
     native_histograms,
     node::{self, NodePorts},
@@ -136,7 +136,7 @@ async fn begin_to_serve(settings: Settings, signals: ending::Signals) -> Done {
     runner.follow(service_health);
     let addresses = Addresses::open(Arc::clone(&node_ports))?;
     let (sender, batches) = mpsc::channel(1);
-    eject(&sender, &mut runner, mode, &registry, recorder)?;
+    follow(&sender, &mut runner, mode, &registry, recorder)?;
     source.follow(followed(&settings, mode, &node, objects), sender);
     let (taken_over, serves) = lifecycle::take_over(predecessors, handover.clone(), listeners);
     runner.follow(serves);
@@ -200,9 +200,9 @@ fn followed(
     }
 }
 
-/// Ejects endpoints that do not answer, if the kernel forwards their connections: userspace mode
-/// sees by itself which endpoints answer.
-fn eject<M: Mode>(
+/// Follows connections, if the kernel forwards them: measures their first answers, and ejects endpoints
+/// that do not answer. Userspace mode sees both by itself.
+fn follow<M: Mode>(
     batches: &Sender<Batch>,
     runner: &mut Runner<M>,
     mode: ModeName,
@@ -210,6 +210,7 @@ fn eject<M: Mode>(
     recorder: Recorder,
 ) -> prometheus::Result<()> {
     if mode != ModeName::Userspace {
+        first_answer::begin(registry)?;
         let metrics = ejection::Metrics::register(registry)?;
         runner.follow(ejection::begin(batches, mode, metrics, recorder.clone()));
     }

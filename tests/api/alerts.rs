@@ -30,7 +30,7 @@ const AT: &str = "55m";
 /// failed sync, ports that fail for some minutes, changes that wait for the next sync, an API
 /// server that is unreachable for some minutes and missing optional objects are no reason for an
 /// alert.
-const HEALTHY: [(&str, &str); 21] = [
+const HEALTHY: [(&str, &str); 24] = [
     (UP, "1x60"),
     // The target of kube-prometheus-stack on the same node, which is read without TLS.
     (UP_OF_STACK, "0x60"),
@@ -67,6 +67,15 @@ const HEALTHY: [(&str, &str); 21] = [
         "kubeproxy_network_programming_duration_seconds_bucket{instance=\"a\",le=\"+Inf\"}",
         "0+60x60",
     ),
+    (ANSWERED_SOON, "0+60x60"),
+    (
+        "tripod_first_answer_duration_seconds_bucket{instance=\"a\",le=\"4.096\"}",
+        "0+60x60",
+    ),
+    (
+        "tripod_first_answer_duration_seconds_bucket{instance=\"a\",le=\"+Inf\"}",
+        "0+60x60",
+    ),
 ];
 
 const UP: &str = "up{instance=\"a\"}";
@@ -90,6 +99,8 @@ const CONFLICTING: &str = "tripod_service_ports_conflicting{instance=\"a\"}";
 const NO_LOCAL: &str = "kubeproxy_sync_proxy_rules_no_local_endpoints_total{instance=\"a\",traffic_policy=\"internal\"}";
 const WITHIN_A_SECOND: &str =
     "kubeproxy_network_programming_duration_seconds_bucket{instance=\"a\",le=\"1\"}";
+const ANSWERED_SOON: &str =
+    "tripod_first_answer_duration_seconds_bucket{instance=\"a\",le=\"0.512\"}";
 
 /// No values: the series is not there.
 const ABSENT: &str = "_x60";
@@ -102,7 +113,7 @@ type Fault = (
     &'static [&'static str],
 );
 
-const FAULTS: [Fault; 18] = [
+const FAULTS: [Fault; 19] = [
     ("nothing", &[], &[]),
     ("one of two nodes is down", &[(UP, "0x60")], &["TripodDown"]),
     (
@@ -204,6 +215,11 @@ const FAULTS: [Fault; 18] = [
         "changes take more than a second, up to a minute",
         &[(WITHIN_A_SECOND, "0x60")],
         &["TripodSlow"],
+    ),
+    (
+        "connections wait more than half a second, up to four",
+        &[(ANSWERED_SOON, "0x60")],
+        &["TripodAnswersLate"],
     ),
     // If every node is down, none answers.
     (

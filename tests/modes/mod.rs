@@ -9,6 +9,7 @@ mod crowd;
 mod ejection;
 mod example;
 mod families;
+mod first_answer;
 mod guest;
 mod hostile;
 mod links;

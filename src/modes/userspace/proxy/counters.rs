@@ -1,6 +1,8 @@
 //! Counters of the data path, for `/metrics`.
 
-use prometheus::{IntCounter, IntGauge, Registry};
+use prometheus::{HistogramVec, IntCounter, IntGauge, Registry};
+
+use crate::{family_metrics::histogram, first_answer};
 
 macro_rules! counters {
     ($($field:ident: $kind:ident = $name:literal, $help:literal;)*) => {
@@ -8,6 +10,8 @@ macro_rules! counters {
         #[derive(Clone, Debug)]
         pub struct Counters {
             $(#[doc = $help] pub $field: $kind,)*
+            /// How long clients waited for an endpoint that answers, in seconds.
+            pub found: HistogramVec,
         }
 
         impl Counters {
@@ -22,6 +26,12 @@ macro_rules! counters {
                         registry.register(Box::new(metric.clone()))?;
                         metric
                     },)*
+                    found: histogram(
+                        registry,
+                        "tripod_userspace_first_answer_duration_seconds",
+                        "Time from accepting a TCP connection until an endpoint answered.",
+                        first_answer::bounds(),
+                    )?,
                 })
             }
         }

@@ -3,11 +3,13 @@
 
 use std::{io, net::SocketAddr, time::Duration};
 
+use net::Family;
 use socket2::Socket;
 use tokio::time::{Instant, timeout};
 
 use super::super::{backends::Tried, descriptors, dials::Dial, ticket::Ticket, transparent};
 use crate::{
+    family_metrics::observe,
     kernel::socket::stream::Stream,
     sched::{Flow, RealServer},
     services::Retry,
@@ -122,6 +124,7 @@ impl<'a> Search<'a> {
             match dialed {
                 Ok(stream) => {
                     self.remember(endpoint.address, Ok(&stream));
+                    self.answered();
                     if self.ticket.shared.ports_logged.is_over() {
                         tracing::info!("local ports are available again");
                     }
@@ -153,6 +156,16 @@ impl<'a> Search<'a> {
     /// search.
     fn waited(&mut self, time: Duration) {
         self.limits.time = self.limits.time.saturating_sub(time);
+    }
+
+    /// Records how long the client has waited for the first endpoint that accepted the connection.
+    fn answered(&self) {
+        if !self.sent && !self.was_late {
+            let shared = &self.ticket.shared;
+            let waited = shared.options.dial.time.saturating_sub(self.limits.time);
+            let family = Family::of(&self.flow.destination);
+            observe(&shared.counters.found, family, waited.as_secs_f64());
+        }
     }
 
     /// Records that an endpoint had the connection for this `time` before it reset it. The client
