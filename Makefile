@@ -41,7 +41,7 @@ endef
 # ip and iptables are often in sbin, which is not on every user's PATH.
 export PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help nextest demo static reproducible aarch64 deb dist chart book unit lab guest test test-all test-container static-for-tests aarch64-for-tests conformance reliability check bench compare instructions acceptance soak simulate mutants fuzz demo-tools test-tools deb-tools dist-tools aarch64-tools
+.PHONY: help nextest demo static reproducible aarch64 deb dist chart book unit lab guest test test-all test-container static-for-tests aarch64-for-tests conformance kernels reliability check bench compare instructions acceptance soak simulate mutants fuzz demo-tools test-tools deb-tools dist-tools aarch64-tools
 
 help:
 	@echo 'Try it:'
@@ -68,6 +68,7 @@ help:
 	@echo
 	@echo 'Measure it:'
 	@echo '  make conformance    what each mode does on each kernel, into docs/conformance.md'
+	@echo '  make kernels        the mode that kernels of distributions get, into docs/kernels.md (hours)'
 	@echo '  make reliability    what each failure stops, into docs/reliability.md'
 	@echo '  make bench          measurements, into docs/benchmarks.md (an hour)'
 	@echo '  make compare        a kube-proxy next to Tripod, as a table: make compare KUBE_PROXY=PATH SIZES="1000 5000"'
@@ -163,6 +164,12 @@ conformance: nextest test-tools
 	TRIPOD_CONFORMANCE_WITHOUT=all $(SUITE) conformance::host conformance::guest
 	$(SUITE) --exact --ignored conformance::write
 	$(SUITE) conformance::table
+
+# Kernels of Debian under QEMU, then the table in the document.
+kernels: nextest
+	@$(tools) kernels $(INSTALL) require
+	$(SUITE) --ignored conformance::kernels --skip conformance::kernels::inside --skip conformance::kernels::write
+	$(SUITE) --exact --ignored conformance::kernels::write
 
 # Every fault in every mode, then the document; `make test` runs the same and checks
 # that the document is current.

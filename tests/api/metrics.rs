@@ -16,8 +16,9 @@ use super::{
     tls::Authority,
 };
 use crate::lab::{
-    Capture, Lab, Service, Tripod, eventually, get, run, tripod_binary,
-    uml::{Profile, in_guest},
+    Capture, Lab, Service, Tripod, eventually, get,
+    guest::{Profile, in_guest},
+    run, tripod_binary,
 };
 
 const SOON: Duration = Duration::from_secs(30);
@@ -97,14 +98,20 @@ fn add(metrics: &mut BTreeMap<String, Metric>, mode: &'static str, scrape: &str)
     }
 }
 
-/// Adds ipvs mode, which [`guest_full_metrics`] tests in a kernel.
-fn add_ipvs(metrics: &mut BTreeMap<String, Metric>) {
-    for (name, metric) in metrics {
+/// Adds ipvs mode, which [`guest_full_metrics`] tests in a kernel, and a metric of limits, which
+/// `nftables::limits` tests.
+fn add_untried(metrics: &mut BTreeMap<String, Metric>) {
+    for (name, metric) in metrics.iter_mut() {
         let is_shared = metric.modes.contains("nftables") && !OF_NFTABLES.contains(&&**name);
         if is_shared || OF_IPVS.contains(&&**name) {
             metric.modes.insert("ipvs");
         }
     }
+    let limited = metrics.get_mut("tripod_service_limited_total");
+    limited
+        .expect("userspace mode has it")
+        .modes
+        .insert("nftables");
 }
 
 fn document(metrics: &BTreeMap<String, Metric>) -> String {
@@ -181,7 +188,7 @@ fn with_document(judge: impl FnOnce(String)) {
         for mode in TRIED {
             add(&mut metrics, mode, &shown(&lab, mode));
         }
-        add_ipvs(&mut metrics);
+        add_untried(&mut metrics);
         let tcp = TcpServer::open(shop(), "metrics", &Authority::new(), false).await;
         let _tripod = tripod(&tcp, &[]);
         let text = synced(|| fetch("127.0.0.1:10249", "/metrics"));

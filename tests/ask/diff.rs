@@ -12,8 +12,9 @@ use serde_json::Value;
 
 use super::{Printed, SOON, started, started_in, started_in_with, tripod};
 use crate::lab::{
-    Capture, Host, Lab, Service, Tripod, eventually, run, tripod_binary,
-    uml::{Profile, in_guest},
+    Capture, Host, Lab, Service, Tripod, eventually,
+    guest::{Profile, in_guest},
+    run, tripod_binary,
 };
 
 /// A change by another program, and the words by which `tripod diff` must name it.

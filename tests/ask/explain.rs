@@ -6,8 +6,9 @@ use serde_json::{Value, json};
 
 use super::{SOON, diff::Change, started, started_in, tripod};
 use crate::lab::{
-    BACKEND_PORT, Capture, Lab, Service, Tripod, ask, eventually, run, say, tcp,
-    uml::{Profile, in_guest},
+    BACKEND_PORT, Capture, Lab, Service, Tripod, ask, eventually,
+    guest::{Profile, in_guest},
+    run, say, tcp,
 };
 
 fn explained(lab: &Lab, arguments: &[&str]) -> Value {

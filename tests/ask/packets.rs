@@ -6,8 +6,9 @@ use serde_json::{Value, json};
 
 use super::{SOON, started, started_in_with, tripod};
 use crate::lab::{
-    Capture, Host, Lab, Service, Tripod, ask_from_within, eventually, run,
-    uml::{Profile, in_guest},
+    Capture, Host, Lab, Service, Tripod, ask_from_within, eventually,
+    guest::{Profile, in_guest},
+    run,
 };
 
 /// Long enough for a second SYN: the kernel may omit an ICMP message.

@@ -12,8 +12,9 @@ use socket2::{Domain, Socket, Type};
 
 use super::{SOON, started, started_in, tripod};
 use crate::lab::{
-    BACKEND_PORT, Capture, Lab, Service, ask, eventually, run, tripod_binary, udp_ask,
-    uml::{Profile, in_guest},
+    BACKEND_PORT, Capture, Lab, Service, ask, eventually,
+    guest::{Profile, in_guest},
+    run, tripod_binary, udp_ask,
 };
 
 /// A running trace, whose first line has been read.

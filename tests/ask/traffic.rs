@@ -6,8 +6,9 @@ use serde_json::{Value, json};
 
 use super::{SOON, started, tripod};
 use crate::lab::{
-    Capture, Lab, Service, Tripod, ask, eventually, get, run, say, tcp, tripod_binary,
-    uml::{Profile, in_guest},
+    Capture, Lab, Service, Tripod, ask, eventually, get,
+    guest::{Profile, in_guest},
+    run, say, tcp, tripod_binary,
 };
 
 /// The answer about the port TCP over IPv4 of `default/web`.

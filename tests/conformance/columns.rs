@@ -9,11 +9,13 @@ pub enum Kernel {
     Full,
     /// User-Mode Linux without netfilter and without IPVS.
     Bare,
+    /// A kernel of Debian under QEMU; see [`kernels`](super::kernels).
+    Debian,
 }
 
 impl Kernel {
     pub fn has_sctp(self) -> bool {
-        self == Kernel::Full
+        matches!(self, Kernel::Full | Kernel::Debian)
     }
 
     pub fn describe(self) -> &'static str {
@@ -21,6 +23,7 @@ impl Kernel {
             Kernel::Host => "the machine's own kernel",
             Kernel::Full => "a guest kernel with all of its modules",
             Kernel::Bare => "a guest kernel without netfilter",
+            Kernel::Debian => "a kernel of Debian's cloud images",
         }
     }
 }
@@ -63,7 +66,7 @@ pub struct Column {
     pub on: bool,
 }
 
-const fn iptables(name: &'static str, kernel: Kernel, tools: Tools, on: bool) -> Column {
+pub(super) const fn iptables(name: &'static str, kernel: Kernel, tools: Tools, on: bool) -> Column {
     Column {
         name,
         kernel,
@@ -77,7 +80,7 @@ const fn iptables(name: &'static str, kernel: Kernel, tools: Tools, on: bool) ->
     }
 }
 
-const fn redirect(name: &'static str, kernel: Kernel, tools: Tools) -> Column {
+pub(super) const fn redirect(name: &'static str, kernel: Kernel, tools: Tools) -> Column {
     Column {
         name,
         kernel,
@@ -91,7 +94,7 @@ const fn redirect(name: &'static str, kernel: Kernel, tools: Tools) -> Column {
     }
 }
 
-const fn local(name: &'static str, kernel: Kernel) -> Column {
+pub(super) const fn local(name: &'static str, kernel: Kernel) -> Column {
     Column {
         name,
         kernel,
@@ -105,7 +108,7 @@ const fn local(name: &'static str, kernel: Kernel) -> Column {
     }
 }
 
-const IPVS: Column = Column {
+pub(super) const IPVS: Column = Column {
     name: "full ipvs",
     kernel: Kernel::Full,
     asked: "ipvs",
@@ -117,7 +120,7 @@ const IPVS: Column = Column {
     on: true,
 };
 
-const NFTABLES: Column = Column {
+pub(super) const NFTABLES: Column = Column {
     name: "host nftables",
     kernel: Kernel::Host,
     asked: "nftables",

@@ -8,6 +8,7 @@
 //! - [`network`], [`call`], [`stray`], [`probe`], [`run`]: how it is run.
 //! - [`unprivileged`]: Tripod is started as another user than root, with few capabilities.
 //! - [`without`]: the same with something of the kernel left out of the probe's view.
+//! - [`kernels`]: the same on kernels of distributions, shown in docs/kernels.md.
 //! - [`matrix`]: how it is shown, in docs/conformance.md.
 //!
 //! `TRIPOD_CONFORMANCE_CASE=words` runs the cases whose names contain them.
@@ -21,6 +22,7 @@ mod confined;
 mod differences;
 mod endpoints;
 mod explained;
+mod kernels;
 mod matrix;
 mod network;
 mod objects;
@@ -35,7 +37,7 @@ mod without;
 use std::time::{Duration, Instant};
 
 use self::columns::{Column, Kernel};
-use crate::lab::{self, figure, skip, uml};
+use crate::lab::{self, figure, guest, skip};
 
 /// A test for each column.
 macro_rules! columns {
@@ -80,17 +82,18 @@ fn on_column(name: &str) {
                 );
             });
         }
-        Kernel::Full => uml::Profile::Full,
-        Kernel::Bare => uml::Profile::Bare,
+        Kernel::Full => guest::Profile::Full,
+        Kernel::Bare => guest::Profile::Bare,
+        Kernel::Debian => unreachable!("`kernels` has these"),
     };
-    if let Some(reason) = uml::unavailable() {
+    if let Some(reason) = guest::unavailable(profile) {
         return skip(&reason);
     }
     lab::run(|| {
         let arguments = ["--exact", INSIDE, "--include-ignored", "--nocapture"];
         let only = std::env::var("TRIPOD_CONFORMANCE_CASE").unwrap_or_default();
         let environment = [(COLUMN, name), ("TRIPOD_CONFORMANCE_CASE", &*only)];
-        let outcome = uml::run(profile, &arguments, &environment, GUEST);
+        let outcome = guest::run(profile, &arguments, &environment, GUEST);
         let cells = outcome.console.lines().filter_map(|line| {
             let (case, cell) = line.strip_prefix(CELL)?.split_once('\t')?;
             Some((case.to_owned(), cell.to_owned()))
@@ -126,9 +129,13 @@ fn inside() {
     }
 }
 
-/// Runs a column on this kernel; returns cases and cells. A failed cell has the reason.
+/// Runs a column on this kernel; returns cases and cells.
 fn run_here(column: &Column) -> Vec<(String, String)> {
-    let seen = run::run(column);
+    cells(column, &run::run(column))
+}
+
+/// Returns cases and cells. A failed cell has the reason.
+fn cells(column: &Column, seen: &[(&'static str, run::Verdict)]) -> Vec<(String, String)> {
     let mut cells = Vec::new();
     for cases::Numbered { case, .. } in cases::numbered() {
         let Some((_, verdict)) = seen.iter().find(|(name, _)| *name == case.name) else {
@@ -210,7 +217,7 @@ fn without_on(name: &str) {
             figure(&format!("conformance without, {name}"), took);
         });
     }
-    if let Some(reason) = uml::unavailable() {
+    if let Some(reason) = guest::unavailable(guest::Profile::Full) {
         return skip(&reason);
     }
     lab::run(|| {
@@ -235,7 +242,7 @@ fn without_on(name: &str) {
                 environment.push(("TRIPOD_ACCEPTANCE", "1".to_owned()));
             }
             let environment: Vec<_> = environment.iter().map(|(k, v)| (*k, &**v)).collect();
-            let outcome = uml::run(uml::Profile::Full, &arguments, &environment, GUEST);
+            let outcome = guest::run(guest::Profile::Full, &arguments, &environment, GUEST);
             let lines = outcome.console.lines();
             seen.extend(lines.filter_map(|line| {
                 let (word, cell) = line.strip_prefix(CELL)?.split_once('\t')?;

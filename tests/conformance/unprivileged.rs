@@ -19,7 +19,9 @@ const NET_RAW: Capability = ("net_raw", 13);
 /// Returns the capabilities that a mode needs.
 fn capabilities(column: &Column) -> Vec<Capability> {
     let mut needed = vec![NET_ADMIN];
-    if column.tools == Tools::Legacy && column.writes_with_iptables() {
+    // iptables asks for the numbers of IP sets over a raw socket (`get_version` of libxt_set.h).
+    let is_raw = column.tools == Tools::Legacy || column.mode == "ipvs";
+    if is_raw && column.writes_with_iptables() {
         needed.push(NET_RAW);
     }
     if column.mode == "userspace" {

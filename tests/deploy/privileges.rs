@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use crate::lab::{
-    self, Capture, Group, Lab, Service, Tripod, ask, eventually, in_container, init_container,
-    udp_ask, uml,
+    self, Capture, Group, Lab, Service, Tripod, ask, eventually, guest, in_container,
+    init_container, udp_ask,
 };
 use crate::modes::probe::{KERNEL, kernel};
 
@@ -218,5 +218,5 @@ fn guest_full_privileges() {
         "deploy::privileges::the_best_mode_serves",
         "deploy::privileges::without_the_init_container_it_serves_what_it_can",
     ];
-    uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
+    guest::in_guest(guest::Profile::Full, &tests, &[(KERNEL, "full")]);
 }

@@ -48,7 +48,7 @@ mod table;
 use self::fault::Mode;
 use crate::lab::{
     self,
-    uml::{Profile, in_guest},
+    guest::{Profile, in_guest},
 };
 
 in_each_mode! {

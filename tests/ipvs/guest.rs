@@ -2,7 +2,7 @@
 
 use crate::lab::{
     acceptance,
-    uml::{Profile, in_guest},
+    guest::{Profile, in_guest},
 };
 
 #[test]

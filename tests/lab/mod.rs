@@ -16,6 +16,7 @@ mod browser;
 mod call;
 mod checks;
 mod container;
+pub mod guest;
 mod host;
 mod installed;
 mod limits;
@@ -30,7 +31,6 @@ mod sandbox;
 mod service_ports;
 mod topology;
 mod tripod;
-pub mod uml;
 mod wait;
 
 pub use backend::{Backend, answer_in};

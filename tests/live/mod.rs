@@ -27,8 +27,9 @@ use crate::{
         tls::Authority,
     },
     lab::{
-        Group, Tripod, eventually, run, tripod_binary,
-        uml::{Profile, in_guest},
+        Group, Tripod, eventually,
+        guest::{Profile, in_guest},
+        run, tripod_binary,
     },
 };
 

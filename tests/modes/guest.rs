@@ -1,7 +1,7 @@
 //! The tests of modes on other kernels.
 
 use super::probe::KERNEL;
-use crate::lab::uml;
+use crate::lab::guest;
 
 #[test]
 fn guest_full_modes() {
@@ -9,18 +9,19 @@ fn guest_full_modes() {
         "modes::probe::",
         "modes::choosing::",
         "modes::example::",
+        "modes::first_answer::",
         "modes::links::",
         "modes::slow_start::",
         "modes::none_ready::",
         "modes::switching::modes::",
     ];
-    uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
+    guest::in_guest(guest::Profile::Full, &tests, &[(KERNEL, "full")]);
 }
 
 #[test]
 fn guest_full_stale_state() {
     let tests = ["modes::stale_state::"];
-    uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
+    guest::in_guest(guest::Profile::Full, &tests, &[(KERNEL, "full")]);
 }
 
 /// Those of these environment variables that have a value.
@@ -38,7 +39,7 @@ fn guest_full_convergence() {
     let asked = asked(["TRIPOD_CONVERGENCE", "TRIPOD_CONVERGENCE_SEED"]);
     let asked = asked.iter().map(|(name, value)| (*name, &**value));
     let environment: Vec<(&str, &str)> = asked.chain([(KERNEL, "full")]).collect();
-    uml::in_guest(uml::Profile::Full, &tests, &environment);
+    guest::in_guest(guest::Profile::Full, &tests, &environment);
 }
 
 #[test]
@@ -49,25 +50,25 @@ fn guest_full_real_calls() {
         .iter()
         .map(|(name, value)| (*name, &**value))
         .collect();
-    uml::unit_tests_in_guest(uml::Profile::Full, &tests, &environment);
+    guest::unit_tests_in_guest(guest::Profile::Full, &tests, &environment);
 }
 
 #[test]
 fn guest_full_migrate() {
     let tests = ["modes::migrate::", "modes::changes::node_ports"];
-    uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
+    guest::in_guest(guest::Profile::Full, &tests, &[(KERNEL, "full")]);
 }
 
 #[test]
 fn guest_full_takes_over() {
     let tests = ["modes::switching::from_kube_proxy::"];
-    uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
+    guest::in_guest(guest::Profile::Full, &tests, &[(KERNEL, "full")]);
 }
 
 #[test]
 fn guest_full_families() {
     let tests = ["modes::families::in_guest::"];
-    uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
+    guest::in_guest(guest::Profile::Full, &tests, &[(KERNEL, "full")]);
 }
 
 /// Tests of the protection of others in ipvs mode: from hostile objects, and by the privileges that
@@ -75,36 +76,36 @@ fn guest_full_families() {
 #[test]
 fn guest_full_hostile() {
     let tests = ["modes::hostile::", "modes::confined::a_mode_keeps"];
-    uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
+    guest::in_guest(guest::Profile::Full, &tests, &[(KERNEL, "full")]);
 }
 
 #[test]
 fn guest_full_crowd() {
     let tests = ["modes::crowd::"];
-    uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
+    guest::in_guest(guest::Profile::Full, &tests, &[(KERNEL, "full")]);
 }
 
 #[test]
 fn guest_bare_modes() {
     let tests = ["modes::probe::", "modes::choosing::", "modes::example::"];
-    uml::in_guest(uml::Profile::Bare, &tests, &[(KERNEL, "bare")]);
+    guest::in_guest(guest::Profile::Bare, &tests, &[(KERNEL, "bare")]);
 }
 
 /// Separate from the others because it removes a module.
 #[test]
 fn guest_full_without_sctp_match() {
     let tests = ["modes::sctp::"];
-    uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
+    guest::in_guest(guest::Profile::Full, &tests, &[(KERNEL, "full")]);
 }
 
 #[test]
 fn guest_full_ejection() {
     let tests = ["modes::ejection::"];
-    uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
+    guest::in_guest(guest::Profile::Full, &tests, &[(KERNEL, "full")]);
 }
 
 #[test]
 fn guest_full_surge() {
     let tests = ["modes::surge::"];
-    uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
+    guest::in_guest(guest::Profile::Full, &tests, &[(KERNEL, "full")]);
 }

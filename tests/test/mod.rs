@@ -12,8 +12,9 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::lab::{
-    die_with_parent, eventually, run, skip, tripod_binary,
-    uml::{Profile, in_guest},
+    die_with_parent, eventually,
+    guest::{Profile, in_guest},
+    run, skip, tripod_binary,
 };
 
 /// Services of each kind; `checks.txt` has their promises.

@@ -1,7 +1,7 @@
 //! Userspace mode on other kernels: one without netfilter, the hardest minimal kernel,
 //! and one with only the legacy iptables.
 
-use crate::lab::{Capture, Lab, Service, Tripod, ask, run, tripod_binary, uml};
+use crate::lab::{Capture, Lab, Service, Tripod, ask, guest, run, tripod_binary};
 
 /// Tests that run inside, one after the other: the guest has one processor.
 const ON_A_BARE_KERNEL: [&str; 10] = [
@@ -33,22 +33,22 @@ const WITH_CGROUPS_OF_VERSION_2: [&str; 2] = [
 
 #[test]
 fn guest_full_overload() {
-    uml::in_guest(uml::Profile::Full, &WITH_CGROUPS_OF_VERSION_2, &[]);
+    guest::in_guest(guest::Profile::Full, &WITH_CGROUPS_OF_VERSION_2, &[]);
 }
 
 #[test]
 fn guest_bare_userspace() {
-    in_guest(uml::Profile::Bare, &ON_A_BARE_KERNEL);
+    in_guest(guest::Profile::Bare, &ON_A_BARE_KERNEL);
 }
 
 #[test]
 fn guest_full_userspace() {
-    in_guest(uml::Profile::Full, &ON_A_KERNEL_WITH_MODULES);
+    in_guest(guest::Profile::Full, &ON_A_KERNEL_WITH_MODULES);
 }
 
 /// Runs tests in a guest. Tripod has to find out by itself which capture works there.
-fn in_guest(profile: uml::Profile, names: &[&str]) {
-    uml::in_guest(profile, names, &[("TRIPOD_LAB_CAPTURE", "auto")]);
+fn in_guest(profile: guest::Profile, names: &[&str]) {
+    guest::in_guest(profile, names, &[("TRIPOD_LAB_CAPTURE", "auto")]);
 }
 
 #[test]

@@ -15,7 +15,7 @@ use self::event::Place;
 use super::fault::Mode;
 use crate::lab::{
     self,
-    uml::{Profile, in_guest},
+    guest::{Profile, in_guest},
 };
 
 in_each_mode! {

@@ -14,7 +14,7 @@ mod sample;
 use super::fault::Mode;
 use crate::lab::{
     self,
-    uml::{Profile, in_guest},
+    guest::{Profile, in_guest},
 };
 
 in_each_mode! {

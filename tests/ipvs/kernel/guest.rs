@@ -1,6 +1,6 @@
 //! The guest in which the other tests of this folder run.
 
-use crate::lab::{skip, uml};
+use crate::lab::{guest, skip};
 
 #[test]
 fn guest_full_ipvs_kernel() {
@@ -16,7 +16,7 @@ fn guest_full_ipvs_kernel() {
         "ipvs::kernel::reload::",
         "ipvs::kernel::servers::",
     ];
-    uml::in_guest(uml::Profile::Full, &tests, &[]);
+    guest::in_guest(guest::Profile::Full, &tests, &[]);
 }
 
 fn installed(tool: &str) -> bool {

@@ -1,7 +1,7 @@
 #!/bin/sh
-# First process of a guest. The root is the host's, by hostfs: nothing of it but
+# First process of a guest. The root is the host's, by hostfs or virtiofs: nothing of it but
 # the job's folder may be written to. From the kernel's command line:
-# TRIPOD_GUEST_JOB, TRIPOD_GUEST_PROFILE, TRIPOD_GUEST_MODULES.
+# TRIPOD_GUEST_JOB, TRIPOD_GUEST_PROFILE, TRIPOD_GUEST_MODULES, TRIPOD_GUEST_WITHHELD.
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export PATH
 # An ordinary user's guest sees the host's root as nobody, and mount(8) would
@@ -27,6 +27,19 @@ load() {
     done
 }
 
+# For programs that call modprobe, and for the kernel, which does, too. Names of modules, with
+# commas between them, cannot be loaded.
+offer_modules() {
+    mkdir -p /mnt/withheld
+    for module in $(echo "$1" | tr , ' '); do
+        echo "install $module /bin/false"
+    done >/mnt/withheld/modules.conf
+    printf '#!/bin/sh\nexec /sbin/modprobe -d /mnt/modules -C /mnt/withheld "$@"\n' >/mnt/bin/modprobe
+    chmod +x /mnt/bin/modprobe
+    echo /mnt/bin/modprobe >/proc/sys/kernel/modprobe
+    PATH=/mnt/bin:$PATH
+}
+
 load ipv6 veth bridge
 case $TRIPOD_GUEST_PROFILE in
 full)
@@ -36,14 +49,15 @@ full)
             ln -s /usr/sbin/xtables-legacy-multi "/mnt/bin/$tool"
         done
     done
-    # For programs that call modprobe, and for the kernel, which does, too.
-    printf '#!/bin/sh\nexec /sbin/modprobe -d /mnt/modules "$@"\n' >/mnt/bin/modprobe
-    chmod +x /mnt/bin/modprobe
-    echo /mnt/bin/modprobe >/proc/sys/kernel/modprobe
-    PATH=/mnt/bin:$PATH
+    offer_modules ''
     load dummy ip_vs ip_tables ip6_tables iptable_nat ip6table_nat
     # 8,192 by default with so little memory; a closed connection counts for two
     # minutes. Only the first namespace may say.
+    echo 262144 >/proc/sys/net/netfilter/nf_conntrack_max
+    ;;
+debian)
+    offer_modules "$TRIPOD_GUEST_WITHHELD"
+    load nf_conntrack
     echo 262144 >/proc/sys/net/netfilter/nf_conntrack_max
     ;;
 bare)

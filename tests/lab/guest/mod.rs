@@ -1,5 +1,4 @@
-//! Another kernel, as an ordinary process: User-Mode Linux on this machine's
-//! own files, with the test binary inside.
+//! Other kernels: guests on this machine's own files, with the test binary inside.
 
 mod boot;
 
@@ -7,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-pub use boot::{Outcome, Profile, unavailable};
+pub use boot::{Debian, Outcome, Profile, unavailable};
 
 use super::{SOAK_ENDS, figure, is_soak, skip, soak_length, tripod_binary};
 
@@ -83,7 +82,7 @@ fn unit_tests() -> Result<PathBuf, String> {
 }
 
 fn tests_in_guest(profile: Profile, program: &Path, names: &[&str], environment: &[(&str, &str)]) {
-    if let Some(reason) = unavailable() {
+    if let Some(reason) = unavailable(profile) {
         return skip(&reason);
     }
     super::run(|| {
