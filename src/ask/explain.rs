@@ -121,7 +121,7 @@ fn sentence(explanation: &Explanation) -> String {
         "answered" => "Tripod itself answers it.".to_owned(),
         "refused" => "It is refused.".to_owned(),
         "dropped" => "It is dropped: nothing answers.".to_owned(),
-        "notServed" => "It is not for a Service: it is routed as without Tripod.".to_owned(),
+        "notServed" => "Tripod does not serve it: it is routed as without Tripod.".to_owned(),
         "depends" => "That depends on the address of the caller.".to_owned(),
         // A verdict of a later version.
         other => other.to_owned(),

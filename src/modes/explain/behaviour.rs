@@ -3,6 +3,7 @@
 use std::{net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
+use net::Protocol;
 
 use crate::{
     config::{DetectLocal, ModeName},
@@ -91,6 +92,8 @@ pub struct Rules {
     pub known: Option<Vec<IpAddr>>,
     /// They serve ranges of ports (`tripod.proxy/ports`).
     pub ranges: bool,
+    /// Protocols whose node ports they refuse on loopback addresses.
+    pub refused_on_loopback: Vec<Protocol>,
 }
 
 impl Rules {
@@ -103,6 +106,7 @@ impl Rules {
             pass_marked: true,
             known: None,
             ranges: false,
+            refused_on_loopback: Vec::new(),
         }
     }
 }

@@ -19,6 +19,9 @@ use crate::services::{
 /// Why packets are dropped that would be refused elsewhere.
 pub(super) const NO_REFUSAL: &str = "rules on this kernel cannot refuse";
 
+/// What happens at ports of the node that Tripod leaves to it.
+const LISTENERS: &str = "what listens on the node answers, or it is refused";
+
 /// Decides on `packet` in a mode with this `behaviour`, which chooses endpoints by this
 /// `selection`, among those that are not `ejected`. The objects that implement the decision are not
 /// filled in.
@@ -185,9 +188,8 @@ impl Way<'_> {
     fn unowned(&mut self) {
         let ip = self.packet.to.ip();
         if is_own(self.behaviour, ip) {
-            let why = "it is an address of the node, and no Service has that port there: what \
-                       listens on the node answers, or it is refused";
-            return self.end(Verdict::NotServed, why);
+            let why = "it is an address of the node, and no Service has that port there";
+            return self.end(Verdict::NotServed, format!("{why}: {LISTENERS}"));
         }
         let mut dropped = self.behaviour.dropped_networks.iter();
         if let Some(network) = dropped.find(|network| network.contains(&ip)) {
@@ -236,7 +238,7 @@ impl Way<'_> {
             self.end(Verdict::Answered, why);
         } else {
             let why = "health checks are not served at this address (nodePortAddresses)";
-            self.end(Verdict::Refused, why);
+            self.end(Verdict::NotServed, format!("{why}: {LISTENERS}"));
         }
     }
 
@@ -247,6 +249,12 @@ impl Way<'_> {
         if port.is_range() {
             self.step("its port is in a range, which is forwarded port for port");
         }
+        if role == AddressKind::NodePort {
+            self.name_unserved_check(port);
+            if let Some(why) = self.node_port_unserved() {
+                return self.at_unserved_node_port(why);
+            }
+        }
         let Properties { mode, carrier, .. } = self.behaviour.properties;
         if *carrier == Carrier::Sockets && name.protocol == Protocol::Sctp {
             let verdict = match role {
@@ -254,12 +262,6 @@ impl Way<'_> {
                 _ => Verdict::Dropped,
             };
             return self.end(verdict, format!("{mode} mode does not carry SCTP"));
-        }
-        if role == AddressKind::NodePort {
-            self.name_unserved_check(port);
-            if !self.serves_node_port() {
-                return;
-            }
         }
         if !self.is_let_in(port, role) {
             return;
@@ -344,12 +346,12 @@ impl Way<'_> {
         }
     }
 
-    /// Returns whether a node port is served at the destination, which is the node's.
-    fn serves_node_port(&mut self) -> bool {
+    /// Returns why no node port is served at the destination, which is the node's; `None`: they are.
+    fn node_port_unserved(&self) -> Option<&'static str> {
         let ip = self.packet.to.ip();
         let served = self.behaviour.served.contains(&ip);
         let known = self.behaviour.rules.known.as_ref();
-        let why_not = if !ip.is_loopback() {
+        if !ip.is_loopback() {
             if known.is_some_and(|known| !known.contains(&ip)) {
                 Some(
                     "rules on this kernel know only the node's addresses that its Node object \
@@ -379,11 +381,17 @@ impl Way<'_> {
                 Loopback::Relayed(_) => (self.packet.protocol != Protocol::Tcp)
                     .then_some("at loopback addresses only TCP is relayed"),
             }
-        };
-        if let Some(why) = why_not {
-            self.end(Verdict::Refused, why);
         }
-        why_not.is_none()
+    }
+
+    /// Decides about a node port at an address that serves none, for the reason `why`.
+    fn at_unserved_node_port(&mut self, why: &str) {
+        let refused = &self.behaviour.rules.refused_on_loopback;
+        let is_refused = refused.contains(&self.packet.protocol);
+        if is_refused && self.packet.to.ip().is_loopback() {
+            return self.end(Verdict::Refused, why);
+        }
+        self.end(Verdict::NotServed, format!("{why}: {LISTENERS}"));
     }
 
     /// Returns whether sockets of this process relay the packet in a mode of the kernel.

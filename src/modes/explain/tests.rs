@@ -177,7 +177,12 @@ fn tripod_answers_health_checks_where_node_ports_are_served() {
     let elsewhere = Served::Within(vec!["198.51.100.0/24".parse().unwrap()]);
     for (served, protocol, expected, last) in [
         (Served::All, Protocol::Tcp, Verdict::Answered, "over HTTP"),
-        (elsewhere, Protocol::Tcp, Verdict::Refused, "are not served"),
+        (
+            elsewhere,
+            Protocol::Tcp,
+            Verdict::NotServed,
+            "what listens on the node answers",
+        ),
         (
             Served::All,
             Protocol::Udp,
@@ -220,7 +225,7 @@ fn ipvs_mode_lets_health_checks_pass_at_service_addresses() {
             OtherPorts::RefusedEverywhere,
             elsewhere(),
             31_000,
-            Verdict::Refused,
+            Verdict::NotServed,
         ),
         (
             OtherPorts::RefusedEverywhere,
@@ -367,6 +372,7 @@ fn what_rules_cannot_do_here_is_said() {
             pass_marked: false,
             known: Some(vec![ip("192.0.2.1")]),
             ranges: false,
+            refused_on_loopback: Vec::new(),
         },
         own: vec![ip("192.0.2.1"), ip("192.0.2.2")],
         ..behaviour(pods())
@@ -405,8 +411,8 @@ fn what_rules_cannot_do_here_is_said() {
         (
             nftables,
             "192.0.2.2:30080",
-            Verdict::Refused,
-            "and it does not list this one",
+            Verdict::NotServed,
+            "and it does not list this one: what listens on the node answers, or it is refused",
         ),
         (
             nftables,

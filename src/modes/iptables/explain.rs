@@ -77,6 +77,7 @@ fn rules(options: &plan::Options) -> Rules {
         pass_marked: false,
         known: (!has(Extension::Addrtype)).then(|| options.node_addresses.clone()),
         ranges: false,
+        refused_on_loopback: Vec::new(),
     }
 }
 

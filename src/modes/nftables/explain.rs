@@ -78,5 +78,6 @@ fn rules(options: &plan::Options) -> Rules {
         pass_marked: false,
         known: (!features.contains(NftPart::Fib)).then(|| options.node_addresses.clone()),
         ranges: features.contains(NftPart::Fib),
+        refused_on_loopback: options.refused_on_loopback.clone(),
     }
 }

@@ -149,7 +149,7 @@ fn loopback_is_the_callers_own() {
             &Loopback::Sockets,
             "127.0.0.5:30080",
             Caller::Node,
-            Verdict::Refused,
+            Verdict::NotServed,
         ),
     ] {
         let behaviour = Behaviour {
@@ -181,12 +181,12 @@ fn a_part_of_the_loopback_addresses_may_be_served() {
     let part = Served::Within(vec!["127.0.2.0/28".parse().unwrap()]);
     for (served, at_all, to, expected) in [
         (&part, true, "127.0.2.1:30080", Verdict::Forwarded),
-        (&part, true, "127.0.0.1:30080", Verdict::Refused),
-        (&part, false, "127.0.2.1:30080", Verdict::Refused),
-        (&part, true, "192.0.2.1:30080", Verdict::Refused),
+        (&part, true, "127.0.0.1:30080", Verdict::NotServed),
+        (&part, false, "127.0.2.1:30080", Verdict::NotServed),
+        (&part, true, "192.0.2.1:30080", Verdict::NotServed),
         (&Served::All, true, "127.0.0.1:30080", Verdict::Forwarded),
         // The node has no such address of its own to listen at.
-        (&part, true, "127.0.2.1:32000", Verdict::Refused),
+        (&part, true, "127.0.2.1:32000", Verdict::NotServed),
         (&Served::All, true, "127.0.2.1:32000", Verdict::Answered),
     ] {
         let behaviour = Behaviour {
@@ -206,5 +206,30 @@ fn a_part_of_the_loopback_addresses_may_be_served() {
             found.verdict, expected,
             "{served:?}, {at_all}, {to}: {found:?}"
         );
+    }
+}
+
+#[test]
+fn rules_refuse_node_ports_of_some_protocols_on_loopback() {
+    let web = ServicePort {
+        node_port: Some(30_080),
+        endpoints: endpoints([endpoint(([10, 244, 1, 1], 8080))]),
+        ..service_port("web", [10, 96, 0, 1])
+    };
+    let map = [web].into_iter().collect();
+    for (refused, to, expected) in [
+        (Protocol::Tcp, "127.0.0.1:30080", Verdict::Refused),
+        (Protocol::Udp, "127.0.0.1:30080", Verdict::NotServed),
+        (Protocol::Tcp, "192.0.2.1:30080", Verdict::Forwarded),
+    ] {
+        let mut behaviour = behaviour(pods());
+        behaviour.rules.refused_on_loopback = vec![refused];
+        let packet = Packet {
+            to: to.parse().unwrap(),
+            protocol: Protocol::Tcp,
+            from: Caller::Node,
+        };
+        let found = decided(&map, &behaviour, &packet);
+        assert_eq!(found.verdict, expected, "{refused}, {to}: {found:?}");
     }
 }
