@@ -24,6 +24,9 @@ pub struct Properties {
     /// A packet of the node to external and load-balancer IPs is refused, too, if no endpoint gets
     /// it; if false, it is routed as usual.
     pub refuses_own: bool,
+    /// Node ports without endpoints are refused at all addresses of the node, those included that
+    /// serve none.
+    pub refuses_unserved: bool,
 }
 
 /// Mechanism that carries connections to endpoints.

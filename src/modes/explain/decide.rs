@@ -102,6 +102,15 @@ fn origin(behaviour: &Behaviour, packet: &Packet) -> Origin {
     }
 }
 
+/// The endpoints of `port` that take connections, those on this node alone if it `is_local`.
+fn reached(port: &ServicePort, is_local: bool) -> (Reach, Vec<&Endpoint>) {
+    if is_local {
+        (Reach::Local, endpoints(port, &port.endpoints.local))
+    } else {
+        (Reach::Any, endpoints(port, &port.endpoints.cluster))
+    }
+}
+
 /// The way of a packet, as far as it is known.
 pub(super) struct Way<'a> {
     pub(super) map: &'a ServiceMap,
@@ -252,7 +261,7 @@ impl Way<'_> {
         if role == AddressKind::NodePort {
             self.name_unserved_check(port);
             if let Some(why) = self.node_port_unserved() {
-                return self.at_unserved_node_port(why);
+                return self.at_unserved_node_port(port, why);
             }
         }
         let Properties { mode, carrier, .. } = self.behaviour.properties;
@@ -270,16 +279,10 @@ impl Way<'_> {
             AddressKind::ClusterIp => port.internal_traffic_policy,
             _ => port.external_traffic_policy,
         };
-        let is_local = policy == TrafficPolicy::Local;
-        let (reach, chosen) = if is_local && self.stays_here(role, port) {
-            (Reach::Local, endpoints(port, &port.endpoints.local))
-        } else {
-            (Reach::Any, endpoints(port, &port.endpoints.cluster))
-        };
+        let is_local = policy == TrafficPolicy::Local && self.stays_here(role, port);
+        let (reach, chosen) = reached(port, is_local);
         if chosen.is_empty() {
-            let why = port.endpoints.none_in_use(reach).unwrap_or_default();
-            self.explanation.no_endpoints = Some(why.clone());
-            self.without_endpoints(port, role, policy, &why);
+            self.without_endpoints(port, role, policy, reach);
         } else if let Some(chosen) = self.leave_out(port, &chosen) {
             self.choose(port, &chosen);
         }
@@ -385,10 +388,19 @@ impl Way<'_> {
     }
 
     /// Decides about a node port at an address that serves none, for the reason `why`.
-    fn at_unserved_node_port(&mut self, why: &str) {
-        let refused = &self.behaviour.rules.refused_on_loopback;
-        let is_refused = refused.contains(&self.packet.protocol);
-        if is_refused && self.packet.to.ip().is_loopback() {
+    fn at_unserved_node_port(&mut self, port: &ServicePort, why: &str) {
+        let Behaviour {
+            properties, rules, ..
+        } = self.behaviour;
+        let ip = self.packet.to.ip();
+        let is_known = rules.known.as_ref().is_none_or(|known| known.contains(&ip));
+        let policy = port.external_traffic_policy;
+        let (reach, chosen) = reached(port, policy == TrafficPolicy::Local);
+        if properties.refuses_unserved && (is_known || ip.is_loopback()) && chosen.is_empty() {
+            self.step(why);
+            return self.without_endpoints(port, AddressKind::NodePort, policy, reach);
+        }
+        if ip.is_loopback() && rules.refused_on_loopback.contains(&self.packet.protocol) {
             return self.end(Verdict::Refused, why);
         }
         self.end(Verdict::NotServed, format!("{why}: {LISTENERS}"));
@@ -437,14 +449,16 @@ impl Way<'_> {
         false
     }
 
-    /// No endpoint gets the packet, for the reason `none`.
+    /// No endpoint gets the packet, of those within `reach`.
     fn without_endpoints(
         &mut self,
         port: &ServicePort,
         role: AddressKind,
         policy: TrafficPolicy,
-        none: &str,
+        reach: Reach,
     ) {
+        let none = port.endpoints.none_in_use(reach).unwrap_or_default();
+        self.explanation.no_endpoints = Some(none.clone());
         let properties = self.behaviour.properties;
         let has_rules = properties.carrier == Carrier::Rules;
         let elsewhere = policy == TrafficPolicy::Local && port.endpoints.any_takes_connections();

@@ -25,6 +25,8 @@ pub(in crate::modes) const PROPERTIES: Properties = Properties {
     external_ips_first: true,
     // Rules that refuse are for packets that come to the node.
     refuses_own: false,
+    // Unlike rules that translate, they do not look at nodePortAddresses.
+    refuses_unserved: true,
 };
 
 impl Explain for Iptables {

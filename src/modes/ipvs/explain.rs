@@ -20,6 +20,7 @@ pub(in crate::modes) const PROPERTIES: Properties = Properties {
     // Sets of ranges are looked up before all else.
     external_ips_first: false,
     refuses_own: true,
+    refuses_unserved: false,
 };
 
 impl Explain for Ipvs {

@@ -23,6 +23,7 @@ pub(in crate::modes) const PROPERTIES: Properties = Properties {
     // Its sockets come first.
     external_ips_first: true,
     refuses_own: true,
+    refuses_unserved: false,
 };
 
 impl Explain for Userspace {

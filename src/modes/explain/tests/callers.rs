@@ -233,3 +233,53 @@ fn rules_refuse_node_ports_of_some_protocols_on_loopback() {
         assert_eq!(found.verdict, expected, "{refused}, {to}: {found:?}");
     }
 }
+
+#[test]
+fn iptables_refuses_node_ports_without_endpoints_at_every_address() {
+    use ModeName::{Iptables, Nftables};
+    use Verdict::{Dropped, Forwarded, NotServed, Refused};
+    let away = ServicePort {
+        node_port: Some(30_083),
+        external_traffic_policy: TrafficPolicy::Local,
+        endpoints: endpoints([endpoint(([10, 244, 1, 1], 8080))]),
+        ..service_port("away", [10, 96, 0, 1])
+    };
+    let empty = ServicePort {
+        node_port: Some(30_084),
+        ..service_port("empty", [10, 96, 0, 2])
+    };
+    let served = ServicePort {
+        node_port: Some(30_085),
+        endpoints: away.endpoints.clone(),
+        ..service_port("served", [10, 96, 0, 3])
+    };
+    let map = [away, empty, served].into_iter().collect();
+    for (mode, refuse, known, to, expected) in [
+        (Iptables, true, "192.0.2.9", "127.0.0.1:30083", Dropped),
+        (Iptables, true, "192.0.2.9", "192.0.2.9:30083", Dropped),
+        (Iptables, true, "192.0.2.9", "127.0.0.1:30084", Refused),
+        (Iptables, false, "192.0.2.9", "127.0.0.1:30084", Dropped),
+        (Iptables, true, "192.0.2.9", "192.0.2.9:30085", NotServed),
+        (Iptables, true, "192.0.2.1", "192.0.2.9:30083", NotServed),
+        // A policy of Local does not apply to the node where node ports are served.
+        (Iptables, true, "192.0.2.1", "192.0.2.1:30083", Forwarded),
+        (Nftables, true, "192.0.2.9", "192.0.2.9:30083", NotServed),
+    ] {
+        let mut behaviour = Behaviour {
+            properties: properties(mode),
+            own: vec![ip("192.0.2.1"), ip("192.0.2.9")],
+            served: Arc::new(Served::Within(vec!["192.0.2.1/32".parse().unwrap()])),
+            loopback: Loopback::Rules { served: false },
+            ..behaviour(pods())
+        };
+        behaviour.rules.refuse = refuse;
+        behaviour.rules.known = Some(vec![ip("192.0.2.1"), ip(known)]);
+        let packet = Packet {
+            to: to.parse().unwrap(),
+            protocol: Protocol::Tcp,
+            from: Caller::Node,
+        };
+        let found = decided(&map, &behaviour, &packet);
+        assert_eq!(found.verdict, expected, "{mode}, {to}: {found:?}");
+    }
+}
