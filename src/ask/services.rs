@@ -235,7 +235,7 @@ fn remarks(port: &ServicePort, wide: bool) -> Vec<(Tone, String)> {
 }
 
 fn is_fully_used(endpoint: &Endpoint) -> bool {
-    endpoint.in_use && endpoint.starting.is_none() && !endpoint.last_ready
+    endpoint.why.is_none() && endpoint.starting.is_none() && !endpoint.last_ready
 }
 
 fn endpoint_line(endpoint: &Endpoint, wide: bool) -> (Tone, String) {
@@ -244,6 +244,7 @@ fn endpoint_line(endpoint: &Endpoint, wide: bool) -> (Tone, String) {
         line.push_str(&format!(" on {node}"));
     }
     match &endpoint.why {
+        Some(why) if endpoint.in_use => line.push_str(&format!(": {why}")),
         Some(why) => line.push_str(&format!(": not used: {why}")),
         None if endpoint.last_ready => {
             line.push_str(": in use, as one of the last that were ready")
@@ -260,7 +261,7 @@ fn endpoint_line(endpoint: &Endpoint, wide: bool) -> (Tone, String) {
             endpoint.weight
         ));
     }
-    let tone = if endpoint.in_use && !endpoint.last_ready {
+    let tone = if endpoint.why.is_none() && !endpoint.last_ready {
         Tone::Good
     } else {
         Tone::Warning

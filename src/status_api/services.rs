@@ -131,7 +131,8 @@ pub struct Endpoint {
     pub last_ready: bool,
     /// Whether it gets new connections on this node.
     pub in_use: bool,
-    /// Why it gets no new connections; `None` if it does.
+    /// Why it gets no new connections, or why these reach no endpoint although it gets its share;
+    /// `None` if they do.
     pub why: Option<String>,
     /// Connections and bytes; `None` if nothing is known about them.
     pub traffic: Option<Traffic>,

@@ -307,17 +307,20 @@ fn an_endpoint_with_the_address_of_a_service_is_not_in_use() {
                 "apiVersion": "v1", "kind": "Service", "metadata": metadata,
                 "spec": {"clusterIP": "10.96.0.99", "ports": ports},
             });
-            let slice = json!({
-                "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-                "metadata": {
-                    "name": "web-1", "namespace": "default",
-                    "labels": {"kubernetes.io/service-name": "web"},
-                },
-                "addressType": "IPv4", "ports": [{"name": "http", "port": called.port()}],
-                "endpoints": [{"addresses": [called.ip()]}],
-            });
-            let list = json!({"apiVersion": "v1", "kind": "List", "items": [web, slice]});
-            lab.write("web.json", &list.to_string());
+            let publish = |endpoints: Value| {
+                let slice = json!({
+                    "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+                    "metadata": {
+                        "name": "web-1", "namespace": "default",
+                        "labels": {"kubernetes.io/service-name": "web"},
+                    },
+                    "addressType": "IPv4", "ports": [{"name": "http", "port": called.port()}],
+                    "endpoints": endpoints,
+                });
+                let list = json!({"apiVersion": "v1", "kind": "List", "items": [&web, slice]});
+                lab.write("web.json", &list.to_string());
+            };
+            publish(json!([{"addresses": [called.ip()]}]));
             let _running = started_in(lab, mode);
             let status = || tripod(&lab.node, &["status", "-o", "json"]).json();
             eventually("the first sync is over", SOON, || {
@@ -343,6 +346,23 @@ fn an_endpoint_with_the_address_of_a_service_is_not_in_use() {
             let counts = &status()["counts"];
             let [all, used] = ["endpoints", "endpointsInUse"].map(|count| counts[count].as_u64());
             assert_eq!(used.map(|used| used + 1), all, "{mode}: {counts}");
+            // The kernel sends it its share as soon as there is another one.
+            publish(json!([{"addresses": [called.ip()]}, {"addresses": ["10.1.9.9"]}]));
+            let (is_used, words) = match mode {
+                "userspace" => (1, "not used: its address is one of Service default/other"),
+                _ => (
+                    2,
+                    "gets its share, but its address is one of Service default/other",
+                ),
+            };
+            eventually("there are two endpoints", SOON, || {
+                let text = tripod(&lab.node, &["services", "default/web"]).text;
+                let is_named = text.contains(&format!("{called}: {words}"));
+                match is_named && text.contains(&format!("{is_used}/2")) {
+                    true => Ok(()),
+                    false => Err(format!("{mode}: {text}")),
+                }
+            });
         });
     }
 }

@@ -58,7 +58,10 @@ impl Way<'_> {
     }
 
     /// Returns the ServicePort whose node port `address` is.
-    fn node_port_at(&self, address: SocketAddr) -> Option<(&ServicePortName, AddressKind)> {
+    pub(super) fn node_port_at(
+        &self,
+        address: SocketAddr,
+    ) -> Option<(&ServicePortName, AddressKind)> {
         let ip = address.ip();
         if !self.behaviour.own.contains(&ip) || !self.behaviour.served.contains(&ip) {
             return None;

@@ -133,8 +133,14 @@ impl Way<'_> {
             return;
         }
         let addresses = ServiceAddresses::of(self.map.iter());
+        let asked = self.explanation.served_by.clone();
         for Candidate { address, .. } in self.explanation.candidates.clone() {
-            if let Some((name, _)) = addresses.owner(self.packet.protocol, address) {
+            let owner = addresses.owner(self.packet.protocol, address);
+            let owner = owner.or_else(|| self.node_port_at(address));
+            // An external IP of the Service itself is where its endpoint is.
+            if let Some((name, _)) = owner
+                && asked.as_ref().is_none_or(|(asked, _)| asked != name)
+            {
                 self.step(format!(
                     "endpoint {address} is itself an address of {name}: calls that are sent there \
                      do not reach its endpoints"

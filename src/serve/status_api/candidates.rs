@@ -9,14 +9,16 @@ use super::StatusApi;
 use crate::{
     config::ModeName,
     runner::question::{self, Verdict},
-    services::{AddressKind, Endpoint, NotUsed, ServiceAddresses, ServicePort, endpoint_words},
+    services::{
+        AddressKind, Endpoint, NotUsed, Reach, ServiceAddresses, ServicePort, endpoint_words,
+    },
     status_api::{Candidate, PassedOver},
 };
 
 impl StatusApi {
     /// Lists the endpoints of `port` that are not used although the ServicePort does not say so,
     /// each with the reason: they have one of these `addresses`, or did not answer lately. If none
-    /// answered, all are used.
+    /// answered, all are used. [Some](Self::get_their_share) are used in vain.
     pub(super) fn passed_over(
         &self,
         port: &ServicePort,
@@ -55,6 +57,34 @@ impl StatusApi {
         }
         passed_over
     }
+
+    /// Returns whether calls are sent to those that are `passed_over` all the same: the kernel does
+    /// not know that they have addresses of Services.
+    pub(super) fn get_their_share(
+        &self,
+        port: &ServicePort,
+        passed_over: &HashMap<SocketAddr, String>,
+    ) -> bool {
+        self.about.mode != ModeName::Userspace && none_in_use(port, passed_over).is_none()
+    }
+}
+
+/// Explains why no endpoint takes connections, where some are `passed_over`; `None` if one does.
+pub(super) fn none_in_use(
+    port: &ServicePort,
+    passed_over: &HashMap<SocketAddr, String>,
+) -> Option<String> {
+    let why = port.endpoints.none_in_use(Reach::Any);
+    if why.is_some() || passed_over.is_empty() {
+        return why;
+    }
+    let usage = port.endpoints.usage();
+    let mut used = usage.filter(|(_, why)| why.is_none());
+    used.all(|(endpoint, _)| passed_over.contains_key(&endpoint.address))
+        .then(|| match passed_over.len() {
+            1 => "the only one has the address of a Service".to_owned(),
+            count => format!("all {count} have addresses of Services"),
+        })
 }
 
 /// Describes the endpoints to which such a packet may be sent.

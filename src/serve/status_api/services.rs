@@ -11,13 +11,15 @@ use std::{
 use hashbrown::HashMap;
 use hyper::StatusCode;
 
-use super::{PortTraffic, StatusApi, address_kind, json, refused, unsupported};
+use super::{
+    PortTraffic, StatusApi, address_kind, candidates::none_in_use, json, refused, unsupported,
+};
 use crate::{
     node,
     runner::status::{Done, FamilyStatus, Reason},
     serve::{http::Answer, service_health::Refused},
     services::{
-        AddressKind, NotUsed, Preferences, Reach, ServiceAddresses, ServicePort, ServicePortName,
+        AddressKind, NotUsed, Preferences, ServiceAddresses, ServicePort, ServicePortName,
         ServicePorts, SessionAffinity, TrafficPolicy, endpoint_words,
     },
     status_api::{self, Address, Endpoint, ServicePortList, VERSION},
@@ -76,6 +78,7 @@ impl StatusApi {
     ) -> status_api::ServicePort {
         let name = &port.name;
         let passed_over = self.passed_over(port, addresses);
+        let gets_share = self.get_their_share(port, &passed_over);
         let reasons = self.unsupported_by(name);
         let scheduler = scheduler(port, &self.about.scheduler, &reasons);
         let unsupported = reasons.iter().map(|r| unsupported(&name.service, r));
@@ -97,7 +100,7 @@ impl StatusApi {
             source_ranges: ranges.map(ToString::to_string).collect(),
             no_endpoints: none_in_use(port, &passed_over)
                 .map(|why| self.about.no_endpoints(&name.service, why)),
-            endpoints: endpoints(port, traffic, &passed_over),
+            endpoints: endpoints(port, traffic, &passed_over, gets_share),
             failing: family.failing(name.family, name),
             health_check_failing: Vec::new(),
             unsupported: unsupported.collect(),
@@ -301,37 +304,28 @@ fn policy(policy: TrafficPolicy) -> String {
     name.to_owned()
 }
 
-/// Explains why no endpoint takes connections, where some are `passed_over`; `None` if one does.
-fn none_in_use(port: &ServicePort, passed_over: &HashMap<SocketAddr, String>) -> Option<String> {
-    let why = port.endpoints.none_in_use(Reach::Any);
-    if why.is_some() || passed_over.is_empty() {
-        return why;
-    }
-    let usage = port.endpoints.usage();
-    let mut used = usage.filter(|(_, why)| why.is_none());
-    used.all(|(endpoint, _)| passed_over.contains_key(&endpoint.address))
-        .then(|| match passed_over.len() {
-            1 => "the only one has the address of a Service".to_owned(),
-            count => format!("all {count} have addresses of Services"),
-        })
-}
-
 fn endpoints(
     port: &ServicePort,
     traffic: &PortTraffic,
     passed_over: &HashMap<SocketAddr, String>,
+    get_their_share: bool,
 ) -> Vec<Endpoint> {
     let usage = port.endpoints.usage();
     let shown = usage.map(|(endpoint, why)| {
+        let is_out = passed_over.get(&endpoint.address);
+        let in_use = why.is_none() && (is_out.is_none() || get_their_share);
         let why = why.map(|why| why.to_string());
-        let why = why.or_else(|| passed_over.get(&endpoint.address).cloned());
+        let why = why.or_else(|| match is_out {
+            Some(why) if in_use => Some(format!("gets its share, but {why}")),
+            why => why.cloned(),
+        });
         Endpoint {
             address: endpoint_words(endpoint.address),
             node: endpoint.node_name.as_ref().map(ToString::to_string),
             weight: endpoint.weight,
             starting: endpoint.grown.percent(),
             last_ready: endpoint.last_ready,
-            in_use: why.is_none(),
+            in_use,
             why,
             traffic: traffic.endpoints.get(&endpoint.address).copied(),
         }

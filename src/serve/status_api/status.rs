@@ -165,7 +165,11 @@ impl StatusApi {
             counts.endpoints += port.endpoints.all.len();
             let usage = port.endpoints.usage();
             let used = usage.filter(|(_, why)| why.is_none()).count();
-            counts.endpoints_in_use += used - self.passed_over(port, &addresses).len();
+            let passed_over = self.passed_over(port, &addresses);
+            counts.endpoints_in_use += match self.get_their_share(port, &passed_over) {
+                true => used,
+                false => used - passed_over.len(),
+            };
         }
         counts.services = services.len();
         counts
