@@ -85,6 +85,8 @@ pub(super) struct Call<'a> {
 const MOST: usize = 1000;
 /// Number of calls if shares are unknown, or are too small.
 const SAMPLE: usize = 100;
+/// Limits of connections below this may be reached by the calls of all checks of a Service.
+const LIMIT: u32 = 10_000;
 /// Number of calls by one caller that must stay on its endpoint.
 const STAYING: usize = 12;
 /// Number of calls that must be refused, or get no answer.
@@ -152,7 +154,10 @@ impl Call<'_> {
                     "Tripod does not send to {missing}, which by the EndpointSlices takes \
                      connections"
                 )),
-                None => Ok(Promise::Answers(self.answers(candidates, explanation))),
+                None => Ok(match self.limit() {
+                    Some(limit) => Promise::Nothing(limit),
+                    None => Promise::Answers(self.answers(candidates, explanation)),
+                }),
             },
             "depends" => Ok(Promise::Nothing(last)),
             _ if self.is_due(&allowed) => Err(format!(
@@ -163,6 +168,15 @@ impl Call<'_> {
             "dropped" => Ok(Promise::Silence),
             _ => Ok(Promise::Nothing(last)),
         }
+    }
+
+    /// Names a limit of connections that the calls of all checks may reach; `None` if there is none,
+    /// or the mode knows no limits.
+    fn limit(&self) -> Option<String> {
+        let counts = matches!(self.mode, ModeName::Nftables | ModeName::Userspace);
+        let mut limits = self.port.preferences.as_deref()?.limits();
+        let (what, most) = limits.find(|(_, most)| counts && most.get() < LIMIT)?;
+        Some(format!("{what}={most} may keep out calls of the test"))
     }
 
     /// Returns whether the caller is outside, and a policy of Local leaves it no endpoint: IPVS

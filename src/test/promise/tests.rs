@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    num::NonZeroU32,
     sync::Arc,
 };
 
@@ -216,6 +217,32 @@ fn who_sees_the_caller_and_who_stays() {
         port.affinity = SessionAffinity::ClientIp { timeout };
         let answers = answers(&port, Caller::Outside, nftables);
         assert_eq!((answers.stays, answers.every), (stays, false));
+    }
+}
+
+#[test]
+fn nothing_is_promised_where_calls_may_reach_a_limit() {
+    use ModeName::{Iptables, Nftables, Userspace};
+    let mut port = web(TrafficPolicy::Cluster);
+    for (mode, most, is_tried) in [
+        (Nftables, 2, false),
+        (Userspace, 2, false),
+        (Iptables, 2, true),
+        (Nftables, 10_000, true),
+    ] {
+        port.preferences = Some(Arc::new(Preferences {
+            max_connections_per_client: NonZeroU32::new(most),
+            ..Preferences::default()
+        }));
+        let call = Call {
+            mode,
+            ..call(&port, AddressKind::ClusterIp, Caller::Pod)
+        };
+        let found = call.promise(&explanation("forwarded", &BOTH));
+        let is_promised = matches!(found, Ok(Promise::Answers(_)));
+        assert_eq!(is_promised, is_tried, "{mode}, {most}: {found:?}");
+        assert!(found.is_ok(), "{found:?}");
+        assert!(call.promise(&explanation("refused", &[])).is_err());
     }
 }
 
