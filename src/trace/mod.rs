@@ -171,7 +171,9 @@ impl Tracing<'_> {
         }
         let most = asked.timeout.min(PATIENCE);
         let protocol = target.protocol.name();
-        let from = sender(target.from);
+        // Only the node itself calls its loopback addresses.
+        let loopback = Some(target.to.ip()).filter(IpAddr::is_loopback);
+        let from = sender(target.from.or(loopback));
         let explained =
             ask::explanation(&asked.common.socket, most, target.to, protocol, &from).await;
         let (asker, why_unseen) = asker(asked, &target, explained.as_ref().ok()).await;

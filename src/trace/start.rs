@@ -26,8 +26,10 @@ pub(super) fn start(
             None
         }
     };
-    // The first step names the caller, which is not known yet.
-    let steps = explained.map(|it| it.steps.iter().skip(1).cloned().collect());
+    // The first step names the caller, which is not known yet unless it is asked for; then only the
+    // second step, which names the Service, applies to any caller.
+    let most = target.from.map_or(1, |_| usize::MAX);
+    let steps = explained.map(|it| it.steps.iter().skip(1).take(most).cloned().collect());
     Start {
         to: target.to.to_string(),
         protocol: target.protocol.to_string(),

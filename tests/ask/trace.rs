@@ -122,6 +122,12 @@ fn calls_are_followed(mode: &str, rule: &[&str], refusing: &[&str]) {
             let trace = Trace::begin(&lab, &to.to_string(), &["--count=3"]);
             assert_eq!(trace.start["mode"], mode, "{:#}", trace.start);
             assert_eq!(trace.start["servicePort"], "default/web:tcp");
+            let steps = ["it is the cluster IP of default/web:tcp (TCP)"];
+            assert_eq!(
+                trace.start["steps"],
+                json!(steps),
+                "others depend on the caller"
+            );
             for client in [&lab.client, &lab.node, &lab.client] {
                 assert_eq!(ask(client, to).expect("an answer"), "a");
             }
