@@ -258,7 +258,8 @@ pub struct Unsupported {
     pub unreadable: bool,
 }
 
-/// An address that a Service names and another Service owns.
+/// An address that a Service names and another Service owns; or a node port that is a port of
+/// Tripod, which then has the ServicePort itself as its owner.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Conflict {

@@ -372,10 +372,16 @@ fn an_endpoint_with_the_address_of_a_service_is_not_in_use() {
 fn node_ports_that_are_served_nowhere_say_so() {
     Lab::run(|lab| {
         lab.publish_all(&Service::new("web", 1).with_node_port());
+        let metrics = Service::new("web", 1).node_port();
+        let metrics = format!("--metrics-bind-address=0.0.0.0:{metrics}");
         for (flag, is_served) in [("primary", false), ("all", true)] {
             let flag = format!("--nodeport-addresses={flag}");
-            let running = started_in_with(lab, "nftables", &[&flag]);
+            let running = started_in_with(lab, "nftables", &[&flag, &metrics]);
             let text = tripod(&lab.node, &["services", "default/web"]).text;
+            let hidden = "is also the port at which Tripod serves";
+            assert!(text.contains(hidden), "{text}");
+            let status = tripod(&lab.node, &["status"]).text;
+            assert!(status.contains(hidden), "{status}");
             let why = "is not served: none of this node's addresses serves node ports";
             assert_eq!(text.contains("node:3"), is_served, "{flag}: {text}");
             assert_eq!(text.contains(why), !is_served, "{flag}: {text}");

@@ -3,13 +3,14 @@
 use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv6Addr, SocketAddr},
     num::NonZeroU16,
     sync::Arc,
 };
 
 use hashbrown::HashMap;
 use hyper::StatusCode;
+use net::{Family, Protocol};
 
 use super::{
     PortTraffic, StatusApi, address_kind, candidates::none_in_use, json, refused, unsupported,
@@ -83,6 +84,7 @@ impl StatusApi {
         let scheduler = scheduler(port, &self.about.scheduler, &reasons);
         let unsupported = reasons.iter().map(|r| unsupported(&name.service, r));
         let ranges = port.load_balancer_source_ranges.iter();
+        let conflicts = port.conflicts.iter().map(ToString::to_string);
         status_api::ServicePort {
             namespace: name.service.namespace.to_string(),
             name: name.service.name.to_string(),
@@ -104,7 +106,9 @@ impl StatusApi {
             failing: family.failing(name.family, name),
             health_check_failing: Vec::new(),
             unsupported: unsupported.collect(),
-            conflicts: port.conflicts.iter().map(ToString::to_string).collect(),
+            conflicts: conflicts
+                .chain(hides(port, &self.listeners.open()))
+                .collect(),
             traffic: traffic.of_port,
             limited: traffic.limited,
         }
@@ -281,6 +285,25 @@ fn addresses(port: &ServicePort, serves_node_ports: bool) -> Vec<Address> {
         .chain(balancer.map(|ip| at(AddressKind::LoadBalancerIp, ip)))
         .chain(node_port)
         .collect()
+}
+
+/// Explains which of the sockets that this process has `open` for probes and metrics the node port
+/// of `port` hides; `None`: none.
+pub(super) fn hides<T>(port: &ServicePort, open: &[(SocketAddr, T)]) -> Option<String> {
+    let number = port
+        .node_port
+        .filter(|_| port.name.protocol == Protocol::Tcp)?;
+    let family = port.name.family;
+    let is_hidden = |at: &&SocketAddr| {
+        let is_of_family = Family::of(&at.ip()) == family || at.ip() == Ipv6Addr::UNSPECIFIED;
+        at.port() == number && is_of_family && !at.ip().is_loopback()
+    };
+    let address = open.iter().map(|(address, _)| address).find(is_hidden)?;
+    Some(format!(
+        "node port {number} (TCP, {family}) is also the port at which Tripod serves probes or metrics \
+         ({address}): where node ports are served, calls to it reach this Service; give one of them \
+         another port (--healthz-bind-address, --metrics-bind-address)"
+    ))
 }
 
 /// Lists the places where the health-check node port of the Service cannot be served, with reasons.

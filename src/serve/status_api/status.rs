@@ -9,7 +9,7 @@ use std::{
 use hyper::StatusCode;
 use net::{Family, PerFamily};
 
-use super::{StatusApi, refused, seconds, time, trouble, unsupported};
+use super::{StatusApi, refused, seconds, services::hides, time, trouble, unsupported};
 use crate::{
     runner::{
         self,
@@ -75,7 +75,7 @@ impl StatusApi {
             health_checks_failing,
             unusable,
             unsupported: self.unsupported(),
-            conflicts: conflicts(&ports),
+            conflicts: self.conflicts(&ports),
         }
     }
 
@@ -173,6 +173,25 @@ impl StatusApi {
         }
         counts.services = services.len();
         counts
+    }
+
+    fn conflicts(&self, ports: &ServicePorts) -> Listed<Conflict> {
+        let open = self.listeners.open();
+        let all = ports.values().flat_map(|port| {
+            let lost = port.conflicts.iter();
+            let lost = lost.map(|conflict| (&conflict.owner, conflict.to_string()));
+            let hiding = hides(port, &open).map(|why| (&port.name, why));
+            lost.chain(hiding)
+                .map(|(owner, why)| (&port.name, owner, why))
+        });
+        let mut all: Vec<_> = all.collect();
+        all.sort_by(|(a, ..), (b, ..)| a.cmp(b));
+        Listed::first(all, MOST, |(name, owner, why)| Conflict {
+            service_port: name.to_string(),
+            protocol: name.protocol.to_string(),
+            owner: owner.to_string(),
+            why,
+        })
     }
 
     fn unsupported(&self) -> Listed<Unsupported> {
@@ -293,24 +312,6 @@ fn first_sync(families: &PerFamily<FamilyStatus>, now: SystemTime) -> Option<Str
          be served",
         words.join(", ")
     ))
-}
-
-fn conflicts(ports: &ServicePorts) -> Listed<Conflict> {
-    let mut having: Vec<_> = ports
-        .values()
-        .filter(|port| !port.conflicts.is_empty())
-        .collect();
-    having.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-    let all = having.iter().flat_map(|port| {
-        let conflicts = port.conflicts.iter();
-        conflicts.map(|conflict| (&port.name, conflict))
-    });
-    Listed::first(all, MOST, |(name, conflict)| Conflict {
-        service_port: name.to_string(),
-        protocol: name.protocol.to_string(),
-        owner: conflict.owner.to_string(),
-        why: conflict.to_string(),
-    })
 }
 
 /// Explains why the objects of that kind are unknown; `None` if they are known.
