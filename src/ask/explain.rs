@@ -152,13 +152,14 @@ fn kernel(explanation: &Explanation, wide: bool, paint: Paint) -> Vec<String> {
         .filter(|_| !explanation.objects.is_empty())
     {
         lines.push(format!("desired state of {name}:"));
-        let mut present = 0;
-        let mut left_out = 0;
+        let mut unremarkable = 0;
+        let mut left_out = None;
         for object in &explanation.objects {
-            let is_present = object.found == "present";
-            present += usize::from(is_present);
-            if is_present && present > MOST && !wide {
-                left_out += 1;
+            // Without the state of the kernel all are unknown.
+            let is_unremarkable = matches!(&*object.found, "present" | "unknown");
+            unremarkable += usize::from(is_unremarkable);
+            if is_unremarkable && unremarkable > MOST && !wide {
+                left_out = Some((unremarkable - MOST, &object.found));
                 continue;
             }
             let mark = match &*object.found {
@@ -167,8 +168,8 @@ fn kernel(explanation: &Explanation, wide: bool, paint: Paint) -> Vec<String> {
             };
             lines.push(format!("  {mark}  {}", object.object));
         }
-        if left_out > 0 {
-            lines.push(format!("  and {left_out} more, which are present"));
+        if let Some((count, found)) = left_out {
+            lines.push(format!("  and {count} more, which are {found}"));
         }
     }
     let differences = &explanation.differences;
@@ -222,4 +223,33 @@ fn connection(connection: &Connection) -> [String; 4] {
         endpoint.map_or_else(|| "-".to_owned(), |endpoint| format!("to {endpoint}")),
         stale.map_or_else(String::new, |why| format!("stale: {why}")),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn only_the_first_unremarkable_objects_are_printed() {
+        for found in ["present", "unknown"] {
+            let object = |n| json!({"object": format!("object {n}"), "found": found});
+            let objects: Vec<_> = (0..1_000).map(object).collect();
+            let explanation = json!({
+                "apiVersion": "", "kind": "", "mode": "ipvs", "to": "10.96.0.1:80",
+                "protocol": "TCP", "from": "pod", "origin": "pod", "verdict": "forwarded",
+                "steps": [], "servicePort": "default/web", "candidates": [], "passedOver": [],
+                "objects": objects, "differences": {"total": 0, "items": []},
+            });
+            let explanation = serde_json::from_value(explanation).expect("an explanation");
+            let count = |wide| {
+                let text = table(&explanation, wide, Paint::Plain);
+                let more = format!("and 988 more, which are {found}");
+                assert_eq!(text.contains(&more), !wide, "{text}");
+                text.matches("object ").count()
+            };
+            assert_eq!([count(false), count(true)], [MOST, 1_000], "{found}");
+        }
+    }
 }
