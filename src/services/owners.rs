@@ -90,7 +90,11 @@ impl fmt::Display for Conflict {
             write!(f, "-{last}")?;
         }
         let (protocol, owner) = (self.protocol, &self.owner);
-        write!(f, " ({protocol}) is not served for this Service: Service ")?;
+        match ip {
+            Some(_) => write!(f, " ({protocol})")?,
+            None => write!(f, " ({protocol}, {})", owner.family)?,
+        }
+        f.write_str(" is not served for this Service: Service ")?;
         match self.last_port {
             Some(_) => write!(f, "{} has this address", owner.service)?,
             None => write!(f, "{owner} has it")?,

@@ -154,7 +154,7 @@ fn come_out_as_explained(
         });
         let wrong: Vec<String> = wrong.collect();
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-        let taken = "health-check node port 30005 (TCP) is not served for this Service: Service \
+        let taken = "health-check node port 30005 (TCP, IPv4) is not served for this Service: Service \
                      default/port:tcp has it as its node port, and node ports take precedence";
         let status = tripod(&lab.node, &["status"]).text;
         assert!(status.contains(taken), "{status}");

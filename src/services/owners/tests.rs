@@ -344,6 +344,25 @@ fn a_conflict_is_explained_in_full() {
     );
 }
 
+/// Otherwise the lines about both would be the same.
+#[test]
+fn a_conflict_about_a_node_port_names_its_family() {
+    let mut tracker = Tracker::new("here");
+    let spec = |ip: &str| {
+        format!(
+            "{{clusterIPs: [10.0.0.{ip}, 'fd00::{ip}'], ports: [{{port: 80, nodePort: 30080}}], \
+             type: NodePort}}"
+        )
+    };
+    tracker.apply([
+        service("a", Some(20), &spec("1")),
+        service("b", Some(24), &spec("2")),
+    ]);
+    let conflicts = tracker.map().iter().flat_map(|port| &port.conflicts);
+    let lines: BTreeSet<String> = conflicts.map(ToString::to_string).collect();
+    assert_eq!(lines.len(), 2, "{lines:#?}");
+}
+
 /// Without times of creation, as in a folder of manifests.
 #[test]
 fn a_new_service_takes_no_address_from_a_served_one() {
