@@ -161,15 +161,24 @@ fn with(
         .map(move |reason| (reason, port.clone()))
 }
 
-/// Annotations of `port` that cannot be read, and why it lacks addresses or endpoints: no mode sees
-/// these.
+/// Annotations and source ranges of `port` that cannot be read, and why it lacks addresses or
+/// endpoints: no mode sees these.
 fn malformed(port: &Arc<ServicePort>) -> impl Iterator<Item = Unsupported> {
     let malformed = port.preferences().malformed.iter();
     let malformed = malformed.map(|(what, why)| Reason::unreadable(what, why));
     let too_many = port.preferences().too_many_addresses.iter();
     let reasons = malformed.chain(too_many.map(Reason::too_many_addresses));
     let endpoints = port.endpoints.are_too_many.then(Reason::too_many_endpoints);
-    let reasons = reasons.chain(endpoints);
+    let closed = port.is_closed().then(|| {
+        let family = port.name.family;
+        let why = format!(
+            "no range is an {family} CIDR, so that nobody reaches the {family} load-balancer \
+             and external IPs of the Service until there is one; its cluster IP and node ports are \
+             served"
+        );
+        Reason::unreadable("spec.loadBalancerSourceRanges", why)
+    });
+    let reasons = reasons.chain(endpoints).chain(closed);
     reasons.map(|reason| reason.at(&port.name))
 }
 
@@ -312,6 +321,31 @@ mod tests {
             endpoints.starts_with("the number of its endpoints "),
             "{endpoints}"
         );
+    }
+
+    #[test]
+    fn ranges_of_which_none_can_be_read_are_reported_in_each_family() {
+        let object = json!({
+            "metadata": {"namespace": "default", "name": "web"},
+            "spec": {
+                "clusterIPs": ["10.96.0.1", "fd00::1"], "ports": [{"port": 80}],
+                "loadBalancerSourceRanges": ["10.0.0.0/33", "fd00::/8"],
+            },
+        });
+        let object = serde_json::from_value(object).expect("a Service");
+        let service = Service::reduce(&object, &mut Names::default()).expect("a good one");
+        let mut tracker = Tracker::new("node");
+        let changes = tracker.apply([Event::Changed(Object::Service(Arc::new(service.object)))]);
+        let (recorder, mut events) = Recorder::new(16);
+        let mut preferences = ReportedPreferences::new(recorder);
+        for family in Family::ALL {
+            let map = tracker.map();
+            preferences.report(ModeName::Ipvs, family, Vec::new(), &changes, map);
+        }
+        let note = events.try_recv().expect("an Event").note;
+        let words = "spec.loadBalancerSourceRanges cannot be read: no range is an IPv4 CIDR";
+        assert!(note.starts_with(words), "{note}");
+        assert!(events.try_recv().is_err(), "IPv6 has a range");
     }
 
     #[test]

@@ -6,7 +6,10 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1 as api;
 use net::{Family, address::parse_cidr};
 
-use super::invalid::{Inspection, once};
+use super::{
+    ServicePort,
+    invalid::{Inspection, once},
+};
 
 /// Returns the clients that may use the load-balancer IPs, of both families.
 pub(super) fn source_ranges(
@@ -39,20 +42,18 @@ pub(super) fn source_ranges(
     let readable = |family| found.iter().any(|net| Family::of(&net.addr()) == family);
     let meant = |family| unreadable.contains(&family) || found.is_empty() && !listed.is_empty();
     let closed = families.iter().filter(|of| meant(**of) && !readable(**of));
-    let closed: Vec<Family> = closed.copied().collect();
-    for family in closed {
-        inspection.skip(
-            "spec.loadBalancerSourceRanges",
-            listed.join(", "),
-            format!(
-                "none of these is an {family} CIDR, so that nobody reaches the {family} \
-                 load-balancer and external IPs of the Service until there is one; its cluster IP \
-                 and node ports are served"
-            ),
-        );
-        found.push(nobody(family));
-    }
+    let closed: Vec<IpNet> = closed.map(|family| nobody(*family)).collect();
+    found.extend(closed);
     once(found)
+}
+
+impl ServicePort {
+    /// Returns whether nobody may reach its external and load-balancer IPs, because none of its
+    /// source ranges can be parsed.
+    pub fn is_closed(&self) -> bool {
+        let nobody = nobody(self.name.family);
+        self.load_balancer_source_ranges.contains(&nobody)
+    }
 }
 
 /// Returns a range that contains no client: the limited broadcast address, and a reserved multicast
@@ -84,13 +85,13 @@ mod tests {
         use Family::{V4, V6};
         let both = "clusterIPs: [10.0.0.1, 'fd00::1']";
         let cases = [
-            ("clusterIP: 10.0.0.1", "[10.0.0.0, all]", &[V4][..], 3),
-            ("clusterIP: 10.0.0.1", "['fd00::/129']", &[V4], 2),
+            ("clusterIP: 10.0.0.1", "[10.0.0.0, all]", &[V4][..], 2),
+            ("clusterIP: 10.0.0.1", "['fd00::/129']", &[V4], 1),
             ("clusterIP: 10.0.0.1", "[10.0.0.0/8, all]", &[], 1),
             ("clusterIP: 10.0.0.1", "[]", &[], 0),
-            (both, "[all]", &[V4, V6], 3),
-            (both, "[10.0.0.0/8, 'fd00::/129']", &[V6], 2),
-            (both, "['fd00::/64', '10.0.0.0/33']", &[V4], 2),
+            (both, "[all]", &[V4, V6], 1),
+            (both, "[10.0.0.0/8, 'fd00::/129']", &[V6], 1),
+            (both, "['fd00::/64', '10.0.0.0/33']", &[V4], 1),
             (both, "[10.0.0.0/8]", &[], 0),
         ];
         for (ips, ranges, closed, skipped) in cases {
