@@ -329,6 +329,7 @@ fn about(settings: &Settings, choice: &Chosen, node: &str, source: &Source) -> A
         node: node.to_owned(),
         mode: choice.mode,
         passed_over: choice.passed_over.clone(),
+        named: settings.effective.is_mode_named,
         lost: choice
             .lost
             .iter()

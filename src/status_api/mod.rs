@@ -21,7 +21,9 @@ pub use self::{
     explanation::{
         Candidate, Connection, Connections, Explanation, ExplanationList, Object, PassedOver,
     },
-    services::{Address, Endpoint, Limited, NoEndpoints, ServicePort, ServicePortList, Traffic},
+    services::{
+        Address, Endpoint, HealthCheck, Limited, NoEndpoints, ServicePort, ServicePortList, Traffic,
+    },
     status::{
         Conflict, Counts, Draining, Failing, FamilySync, Health, HealthCheckFailing, LastSync,
         Mode, ObjectKind, Objects, Progress, Status, Trouble, Unsupported, Unusable,

@@ -58,6 +58,10 @@ pub struct ServicePort {
     /// reason.
     #[serde(default)]
     pub health_check_failing: Vec<String>,
+    /// The health-check node port of its Service; `None` if it has none. Earlier versions do not have
+    /// this field.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health_check: Option<HealthCheck>,
     /// Settings of its Service that the mode does not support.
     pub unsupported: Vec<Unsupported>,
     /// Addresses that it does not get, each with the ServicePort that owns it.
@@ -68,6 +72,16 @@ pub struct ServicePort {
     /// ports; `None` if the mode has no limits, or does not serve the Service.
     #[serde(default)]
     pub limited: Option<Limited>,
+}
+
+/// The health-check node port of a Service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HealthCheck {
+    /// The port at which Tripod answers load balancers.
+    pub port: u16,
+    /// Number of ready endpoints of the ServicePort on this node.
+    pub local_endpoints: usize,
 }
 
 /// Number of connections or datagrams rejected by the limits of a Service, since the process began

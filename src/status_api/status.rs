@@ -62,6 +62,9 @@ pub struct Mode {
     pub name: String,
     /// For each better mode, the reason why it does not run.
     pub passed_over: Vec<String>,
+    /// Whether the settings name a mode. Earlier versions do not have this field.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub named: bool,
     /// Features that the mode lacks on this kernel, and other facts that an operator must know
     /// about it.
     pub lost: Vec<String>,

@@ -167,14 +167,19 @@ impl ServiceHealth {
 }
 
 fn part(port: &ServicePort) -> Option<Part> {
+    Some(Part {
+        port: port.health_check_node_port?,
+        local: ready_here(port),
+    })
+}
+
+/// Returns the addresses of the endpoints that health checks count.
+pub(super) fn ready_here(port: &ServicePort) -> BTreeSet<IpAddr> {
     let endpoints = port.endpoints.all.iter();
     // An endpoint of weight 0 gets no new connections.
     let takes = |one: &&Endpoint| one.local && one.ready && one.weight > 0;
     let local = endpoints.filter(takes);
-    Some(Part {
-        port: port.health_check_node_port?,
-        local: local.map(|endpoint| endpoint.address.ip()).collect(),
-    })
+    local.map(|endpoint| endpoint.address.ip()).collect()
 }
 
 /// Counts the local endpoints of `family`, if the Service has addresses of that family. Those of a

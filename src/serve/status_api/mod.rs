@@ -93,6 +93,8 @@ pub struct About {
     pub mode: ModeName,
     /// Why each better mode was passed over.
     pub passed_over: Vec<String>,
+    /// Whether the settings name a mode.
+    pub named: bool,
     /// The features that the mode itself lacks on this kernel.
     pub lost: Vec<String>,
     /// The source of the objects.
@@ -264,6 +266,7 @@ mod tests {
             node: String::new(),
             mode: ModeName::Ipvs,
             passed_over: Vec::new(),
+            named: false,
             lost: Vec::new(),
             source: String::new(),
             cluster,

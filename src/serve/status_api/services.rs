@@ -18,12 +18,15 @@ use super::{
 use crate::{
     node,
     runner::status::{Done, FamilyStatus, Reason},
-    serve::{http::Answer, service_health::Refused},
+    serve::{
+        http::Answer,
+        service_health::{self, Refused},
+    },
     services::{
         AddressKind, NotUsed, Preferences, ServiceAddresses, ServicePort, ServicePortName,
         ServicePorts, SessionAffinity, TrafficPolicy, endpoint_words,
     },
-    status_api::{self, Address, Endpoint, ServicePortList, VERSION},
+    status_api::{self, Address, Endpoint, HealthCheck, ServicePortList, VERSION},
 };
 
 /// Maximum number of ServicePorts on a page.
@@ -105,6 +108,10 @@ impl StatusApi {
             endpoints: endpoints(port, traffic, &passed_over, gets_share),
             failing: family.failing(name.family, name),
             health_check_failing: Vec::new(),
+            health_check: port.health_check_node_port.map(|number| HealthCheck {
+                port: number,
+                local_endpoints: service_health::ready_here(port).len(),
+            }),
             unsupported: unsupported.collect(),
             conflicts: conflicts
                 .chain(hides(port, &self.listeners.open()))

@@ -65,6 +65,7 @@ impl StatusApi {
             mode: Mode {
                 name: self.about.mode.to_string(),
                 passed_over: self.about.passed_over.clone(),
+                named: self.about.named,
                 lost: self.about.lost.clone(),
             },
             objects,
