@@ -1,7 +1,9 @@
 //! Many calls of one address.
 
 use std::{
+    future::poll_fn,
     net::SocketAddr,
+    task::Poll,
     time::{Duration, Instant},
 };
 
@@ -68,5 +70,27 @@ async fn one(to: SocketAddr, protocol: Protocol) -> Seen {
             break;
         }
     }
+    seen
+}
+
+/// Runs `calls` at once.
+pub async fn all<T>(calls: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
+    let mut pending: Vec<_> = calls.map(Box::pin).collect();
+    let mut seen = Vec::with_capacity(pending.len());
+    poll_fn(|context| {
+        pending.retain_mut(|call| match call.as_mut().poll(context) {
+            Poll::Ready(one) => {
+                seen.push(one);
+                false
+            }
+            Poll::Pending => true,
+        });
+        if pending.is_empty() {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
+    })
+    .await;
     seen
 }

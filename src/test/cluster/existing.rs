@@ -9,17 +9,21 @@ use std::{
 
 use tokio::{net::TcpStream, time::timeout};
 
-use super::super::report::{Check, Finding};
+use super::super::report::{Check, Finding, Outcome};
 use crate::{
     ask,
+    listing::first_of,
     status_api::{Address, Explanation, ServicePort},
 };
 
 /// Number of connections to each address.
 const CONNECTIONS: usize = 10;
 
-/// How long opening a connection may take.
-const OPEN_WITHIN: Duration = Duration::from_secs(3);
+/// Maximum number of endpoints that are named.
+const NAMED: usize = 4;
+
+/// How long opening a connection may take. A kernel sends the SYN again after 1 s (RFC 6298).
+pub const OPEN_WITHIN: Duration = Duration::from_millis(2500);
 
 /// Calls these Services.
 ///
@@ -47,15 +51,8 @@ async fn one(port: &ServicePort, address: &Address, socket: &Path) -> Check {
         Ok(to) => judge(port, to, socket).await,
         Err(why) => Finding::skipped(why.to_owned()),
     };
-    let name = match &*address.kind {
-        "clusterIP" => "cluster IP",
-        "externalIP" => "external IP",
-        "loadBalancerIP" => "load-balancer IP",
-        "nodePort" => "node port",
-        other => other,
-    };
     Check {
-        name: name.to_owned(),
+        name: kind(address).to_owned(),
         service_port: format!("{}/{}:{}", port.namespace, port.name, port.port),
         to: to.map_or_else(|_| format!("node:{}", address.port), |to| to.to_string()),
         protocol: port.protocol.clone(),
@@ -64,9 +61,20 @@ async fn one(port: &ServicePort, address: &Address, socket: &Path) -> Check {
     }
 }
 
+/// Names the kind of an address.
+pub fn kind(address: &Address) -> &str {
+    match &*address.kind {
+        "clusterIP" => "cluster IP",
+        "externalIP" => "external IP",
+        "loadBalancerIP" => "load-balancer IP",
+        "nodePort" => "node port",
+        other => other,
+    }
+}
+
 /// Returns the address at which the ServicePort is called. A node port is called at the address
 /// from which this node calls others.
-fn destination(port: &ServicePort, address: &Address) -> Result<SocketAddr, &'static str> {
+pub fn destination(port: &ServicePort, address: &Address) -> Result<SocketAddr, &'static str> {
     let ip = match &address.ip {
         Some(ip) => ip.parse().ok(),
         None => node_ip(&port.family),
@@ -75,7 +83,8 @@ fn destination(port: &ServicePort, address: &Address) -> Result<SocketAddr, &'st
     Ok((ip, address.port).into())
 }
 
-fn node_ip(family: &str) -> Option<IpAddr> {
+/// Returns the address from which this node calls others.
+pub fn node_ip(family: &str) -> Option<IpAddr> {
     // Addresses for documentation (RFC 5737, RFC 3849). No packet is sent.
     let (any, documentation): (IpAddr, IpAddr) = if family == "IPv4" {
         (
@@ -99,60 +108,93 @@ async fn judge(port: &ServicePort, to: SocketAddr, socket: &Path) -> Finding {
         );
         return Finding::skipped(why);
     }
-    match ask::explanation(socket, ask::PATIENCE, to, &port.protocol, "node").await {
-        Ok(explanation) => compare(&explanation, &connect(to).await),
-        Err(why) => Finding::skipped(why),
+    let explanation =
+        match ask::explanation(socket, ask::PATIENCE, to, &port.protocol, "node").await {
+            Ok(explanation) => explanation,
+            Err(why) => return Finding::skipped(why),
+        };
+    let mut connected = Connected::default();
+    for _ in 0..CONNECTIONS {
+        connected.add(&connect(to).await);
+    }
+    let mut finding = connected.compare(&explanation);
+    if finding.outcome == Outcome::Failed && explanation.verdict == "forwarded" {
+        finding.seen += "; do the endpoints themselves answer?";
+    }
+    finding
+}
+
+/// Opens a connection, and closes it.
+pub async fn connect(to: SocketAddr) -> Seen {
+    match timeout(OPEN_WITHIN, TcpStream::connect(to)).await {
+        Ok(Ok(_)) => Seen::Open,
+        Ok(Err(_)) => Seen::Refused,
+        Err(_) => Seen::Silence,
+    }
+}
+
+/// The result of an attempt to connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seen {
+    Open,
+    Refused,
+    Silence,
+}
+
+impl Seen {
+    /// Describes it.
+    pub fn words(self) -> &'static str {
+        match self {
+            Seen::Open => "answers",
+            Seen::Refused => "refuses connections",
+            Seen::Silence => "does not answer",
+        }
     }
 }
 
 /// Results of connection attempts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Connected {
+pub struct Connected {
     open: usize,
     refused: usize,
     silent: usize,
 }
 
-async fn connect(to: SocketAddr) -> Connected {
-    let mut connected = Connected::default();
-    for _ in 0..CONNECTIONS {
-        match timeout(OPEN_WITHIN, TcpStream::connect(to)).await {
-            Ok(Ok(_)) => connected.open += 1,
-            Ok(Err(_)) => connected.refused += 1,
-            Err(_) => connected.silent += 1,
-        }
+impl Connected {
+    /// Counts one more attempt.
+    pub fn add(&mut self, seen: &Seen) {
+        *match seen {
+            Seen::Open => &mut self.open,
+            Seen::Refused => &mut self.refused,
+            Seen::Silence => &mut self.silent,
+        } += 1;
     }
-    connected
-}
 
-fn compare(explanation: &Explanation, connected: &Connected) -> Finding {
-    let Connected {
-        open,
-        refused,
-        silent,
-    } = *connected;
-    let endpoints = explanation.candidates.iter();
-    let endpoints: Vec<&str> = endpoints.map(|one| &*one.address).collect();
-    let (promised, kept) = match &*explanation.verdict {
-        "forwarded" => (
-            format!("sent to one of {}", endpoints.join(", ")),
-            open == CONNECTIONS,
-        ),
-        "refused" => ("refused".to_owned(), refused == CONNECTIONS),
-        "dropped" => ("no answer".to_owned(), open == 0),
-        _ => {
-            let steps = explanation.steps.last().cloned().unwrap_or_default();
-            return Finding::skipped(format!("nothing is promised: {steps}"));
-        }
-    };
-    let parts = [(open, "open"), (refused, "refused"), (silent, "no answer")];
-    let parts = parts.iter().filter(|(count, _)| *count > 0);
-    let parts: Vec<String> = parts
-        .map(|(count, what)| format!("{what} {count}"))
-        .collect();
-    let mut seen = format!("of {CONNECTIONS} connections: {}", parts.join(", "));
-    if !kept && explanation.verdict == "forwarded" {
-        seen += "; do the endpoints themselves answer?";
+    /// Compares them with the prediction of the running Tripod.
+    pub fn compare(&self, explanation: &Explanation) -> Finding {
+        let Connected {
+            open,
+            refused,
+            silent,
+        } = *self;
+        let all = open + refused + silent;
+        let endpoints = explanation.candidates.iter();
+        let endpoints = first_of(endpoints.map(|one| &*one.address), NAMED);
+        let (promised, kept) = match &*explanation.verdict {
+            "forwarded" => (format!("sent to one of {endpoints}"), open == all),
+            "refused" => ("refused".to_owned(), refused == all),
+            "dropped" => ("no answer".to_owned(), open == 0),
+            _ => {
+                let steps = explanation.steps.last().cloned().unwrap_or_default();
+                return Finding::skipped(format!("nothing is promised: {steps}"));
+            }
+        };
+        let parts = [(open, "open"), (refused, "refused"), (silent, "no answer")];
+        let parts = parts.iter().filter(|(count, _)| *count > 0);
+        let parts: Vec<String> = parts
+            .map(|(count, what)| format!("{what} {count}"))
+            .collect();
+        let seen = format!("of {all} connections: {}", parts.join(", "));
+        Finding::tried(promised, seen, kept)
     }
-    Finding::tried(promised, seen, kept)
 }

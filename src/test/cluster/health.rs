@@ -87,7 +87,8 @@ async fn tried(to: SocketAddr, here: usize, settled: Instant) -> Finding {
     }
 }
 
-async fn ask(to: SocketAddr) -> io::Result<String> {
+/// Asks for the health of a Service. Returns the answer with its head.
+pub async fn ask(to: SocketAddr) -> io::Result<String> {
     let mut stream = TcpStream::connect(to).await?;
     let request = format!("GET / HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;

@@ -3,9 +3,9 @@
 
 mod carry_out;
 mod change;
-mod existing;
+pub(super) mod existing;
 mod external;
-mod health;
+pub(super) mod health;
 mod kubernetes;
 mod networks;
 mod objects;

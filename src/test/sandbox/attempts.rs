@@ -1,14 +1,12 @@
 //! Makes the calls of each check.
 
 use std::{
-    future::poll_fn,
     net::{IpAddr, SocketAddr},
     path::Path,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    task::Poll,
     time::Duration,
 };
 
@@ -28,6 +26,7 @@ use crate::{
         call::{Seen, call},
         declared::{Declared, Frontend},
         judge::{disagreement, judge},
+        many::all,
         promise::{Answers, Call, Caller, Promise, REFUSALS},
         report::{Check, Finding},
     },
@@ -273,26 +272,4 @@ fn pairs(port: &Declared) -> impl Iterator<Item = (Frontend, Caller)> {
         callers.map(move |caller| (frontend, caller))
     };
     port.frontends.iter().flat_map(of)
-}
-
-/// Runs `calls` at once.
-async fn all(calls: impl Iterator<Item = impl Future<Output = Seen>>) -> Vec<Seen> {
-    let mut pending: Vec<_> = calls.map(Box::pin).collect();
-    let mut seen = Vec::with_capacity(pending.len());
-    poll_fn(|context| {
-        pending.retain_mut(|call| match call.as_mut().poll(context) {
-            Poll::Ready(one) => {
-                seen.push(one);
-                false
-            }
-            Poll::Pending => true,
-        });
-        if pending.is_empty() {
-            Poll::Ready(())
-        } else {
-            Poll::Pending
-        }
-    })
-    .await;
-    seen
 }
