@@ -1,6 +1,7 @@
 //! The commands that ask the running proxy: they read its API over the unix socket and
 //! print the answers.
 
+pub mod check;
 mod connection;
 mod diff;
 mod explain;
@@ -95,6 +96,15 @@ pub async fn explanation(
         kernel: false,
     });
     let answer = Connection::new(socket).within(most).get(&path).await;
+    answer.map_err(|failure| failure.why)
+}
+
+/// Asks the running proxy how the kernel differs from the desired state.
+///
+/// # Errors
+/// Says why there is no answer.
+pub async fn differences(socket: &Path) -> Result<Diff, String> {
+    let answer = Connection::new(socket).get(DIFF_PATH).await;
     answer.map_err(|failure| failure.why)
 }
 

@@ -148,7 +148,7 @@ impl Sections {
 }
 
 /// Returns the number with its noun, in the plural if it is not one.
-fn number(count: usize, noun: &str) -> String {
+pub(super) fn number(count: usize, noun: &str) -> String {
     match count {
         1 => format!("1 {noun}"),
         _ => format!("{count} {noun}s"),

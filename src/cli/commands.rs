@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::Subcommand;
 
 use super::{
-    Ask, Cleanup, Hold, Job, Question, Stop, TestServer, Trace, Version, ask, cleanup, command,
-    documents, hold, migrate, settings, test, trace,
+    Ask, Check, Cleanup, Hold, Job, Question, Stop, TestServer, Trace, Version, ask, check,
+    cleanup, command, documents, hold, migrate, settings, test, trace,
 };
 
 #[derive(Debug, Subcommand)]
@@ -41,6 +41,9 @@ pub(super) enum Commands {
         override_usage = "tripod trace [OPTIONS] <DESTINATION>"
     )]
     Trace(Trace),
+    /// Check that this node serves what it should, and that calls arrive
+    #[command(after_long_help = check::HELP)]
+    Check(Check),
     /// Test whether calls to Services reach the endpoints that the mode promises
     #[command(
         after_long_help = test::HELP,
@@ -107,6 +110,7 @@ impl Commands {
             }
             Commands::Diff(common) => ask(Question::Diff, common),
             Commands::Trace(trace) => Job::Trace(trace.checked()?),
+            Commands::Check(check) => Job::Check(check),
             Commands::Test(flags) => Job::Test(flags.into()),
             Commands::TestServer(server) => Job::TestServer(server),
             Commands::Hold(hold) => Job::Hold(hold),

@@ -22,7 +22,7 @@ pub(super) const COMMANDS: [(&str, &[&str]); 4] = [
     ),
     (
         "Query the running Tripod",
-        &["status", "services", "explain", "trace", "diff"],
+        &["status", "services", "explain", "trace", "diff", "check"],
     ),
     ("Keep sockets and clean up", &["hold", "cleanup"]),
     ("This program", &["version", "completion", "man", HELP]),

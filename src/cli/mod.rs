@@ -2,6 +2,7 @@
 //! Tripod's own flags, and the subcommands.
 
 mod ask;
+mod check;
 mod cleanup;
 mod commands;
 mod destination;
@@ -36,6 +37,7 @@ use options::CommandLine;
 
 pub use self::{
     ask::{Ask, Common, Explain, Format, Output, Probe, Question, Repeat, chosen as output},
+    check::Check,
     cleanup::Cleanup,
     ends::Ends,
     hold::Hold,
@@ -69,6 +71,8 @@ Examples:
   Show the health of the running Tripod, and one Service:
       tripod status
       tripod services default/web
+  Check this node, and that calls from it to Services arrive:
+      tripod check
   Explain where a packet goes, by which rule, and why not to an endpoint:
       tripod explain 10.96.0.10:53/udp
   Follow the next packets there through the rules of this node:

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    Ask, Cleanup, Hold, Migrate, Output, Own, Stop, Test, TestServer, Trace, Version, flags,
+    Ask, Check, Cleanup, Hold, Migrate, Output, Own, Stop, Test, TestServer, Trace, Version, flags,
     options::CommandLine,
 };
 use crate::config::{self, Checked, ConfigFile, Effective, KubeProxyConfiguration, Problem, bind};
@@ -54,6 +54,8 @@ pub enum Job {
     Trace(Trace),
     /// Print the differences from kube-proxy, and exit.
     Migrate(Migrate),
+    /// Check this node, and exit.
+    Check(Check),
     /// Check the promises of the mode, and exit.
     Test(Test),
     /// Answer calls of `tripod test`, in a pod that it made.

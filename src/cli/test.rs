@@ -168,6 +168,14 @@ impl From<Flags> for Test {
 /// Networks that no host is in (RFC 5737, RFC 3849).
 const EXTERNAL: &str = "203.0.113.0/24,2001:db8:113::/48";
 
+/// Returns the networks from which addresses are taken unless others are named.
+pub(super) fn networks() -> Vec<IpNet> {
+    EXTERNAL
+        .split(',')
+        .filter_map(|net| external(net).ok())
+        .collect()
+}
+
 /// Reads a network that has an address for each Service of a test.
 fn external(text: &str) -> Result<IpNet, String> {
     let network = text.parse::<IpNet>().ok();

@@ -56,6 +56,7 @@ pub async fn run(settings: Settings) -> Result<ExitCode, Box<dyn Error>> {
         Job::Ask(question) => return Ok(ask::ask(question).await),
         Job::Trace(asked) => return Ok(trace::trace(asked).await),
         Job::Migrate(asked) => return Ok(migrate::check(asked).await),
+        Job::Check(asked) => return Ok(test::check(asked).await),
         Job::Test(asked) => return Ok(test::test(asked).await),
         Job::TestServer(asked) => return Ok(test::serve(asked).await),
         Job::WriteConfig(path) => write_config(&settings, path),

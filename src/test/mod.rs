@@ -1,8 +1,10 @@
 //! `tripod test`: checks whether calls of Services reach the endpoints that the mode promises.
+//! `tripod check`: whether a node of a cluster serves what it should.
 
 mod agent;
 mod call;
 mod chance;
+mod check;
 mod cluster;
 mod declared;
 mod judge;
@@ -15,7 +17,7 @@ mod server;
 
 use std::process::ExitCode;
 
-pub use self::server::serve;
+pub use self::{check::check, server::serve};
 
 use crate::cli::{self, Place, Test};
 

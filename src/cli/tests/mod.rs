@@ -1,3 +1,4 @@
+mod check;
 mod file;
 mod flags;
 mod gates;

@@ -155,7 +155,7 @@ impl Seen {
 /// Results of connection attempts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Connected {
-    open: usize,
+    pub open: usize,
     refused: usize,
     silent: usize,
 }

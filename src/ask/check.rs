@@ -1,0 +1,223 @@
+//! The report of `tripod check`, of one node or of several.
+
+use std::process::ExitCode;
+
+use serde::{Deserialize, Serialize};
+
+use super::{document, status::number, table};
+use crate::{
+    cli::{self, Output},
+    listing::first_of,
+    status_api::VERSION,
+};
+
+/// Most faults, and most notes, that are printed, unless all are requested.
+const MOST: usize = 30;
+
+/// Maximum number of nodes that are named in a row.
+const NAMED: usize = 4;
+
+/// The result of a check.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CheckReport {
+    /// Version of the API.
+    pub api_version: String,
+    /// Kind of the object: always `CheckReport`.
+    pub kind: String,
+    /// The nodes that were checked.
+    pub nodes: Vec<CheckedNode>,
+    /// What must be fixed.
+    pub faults: Vec<Finding>,
+    /// What may have a good reason.
+    pub notes: Vec<Finding>,
+}
+
+/// A node that was checked.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CheckedNode {
+    /// Name of the node.
+    pub node: String,
+    /// Version of its Tripod.
+    pub version: String,
+    /// The mode in which it runs.
+    pub mode: String,
+    /// Number of ServicePorts that it knows.
+    pub service_ports: usize,
+    /// Number of their endpoints.
+    pub endpoints: usize,
+    /// Hash of these ServicePorts and endpoints: the same on each node that knows the same.
+    pub digest: String,
+    /// Number of addresses and endpoints that were called.
+    pub called: usize,
+    /// Duration of the check.
+    pub seconds: f64,
+}
+
+/// Something that is not as it should be.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Finding {
+    /// The nodes that have the fault.
+    pub nodes: Vec<String>,
+    /// Other nodes that noticed it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub seen_from: Vec<String>,
+    /// The Service, address or other object.
+    pub object: String,
+    /// What is wrong.
+    pub problem: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+impl Finding {
+    /// Describes a fault of one node.
+    pub fn new(node: &str, object: impl ToString, problem: impl ToString, remedy: &str) -> Finding {
+        Finding {
+            nodes: vec![node.to_owned()],
+            seen_from: Vec::new(),
+            object: object.to_string(),
+            problem: problem.to_string(),
+            remedy: remedy.to_owned(),
+        }
+    }
+
+    /// Adds the node that noticed it, if that is another one.
+    pub fn seen_from(mut self, node: &str) -> Finding {
+        if !self.nodes.iter().any(|one| one == node) {
+            self.seen_from.push(node.to_owned());
+        }
+        self
+    }
+}
+
+impl Default for CheckReport {
+    fn default() -> CheckReport {
+        CheckReport {
+            api_version: VERSION.to_owned(),
+            kind: "CheckReport".to_owned(),
+            nodes: Vec::new(),
+            faults: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+}
+
+impl CheckReport {
+    /// Adds the report of other nodes. What several nodes report becomes one finding.
+    pub fn add(&mut self, other: CheckReport) {
+        self.nodes.extend(other.nodes);
+        for one in other.faults {
+            merge(&mut self.faults, one);
+        }
+        for one in other.notes {
+            merge(&mut self.notes, one);
+        }
+    }
+
+    /// Prints the report. Returns the exit status: 0, or 1 if there are faults.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn print(&self, output: Output) -> Result<ExitCode, String> {
+        let text = document(self, output, |wide| self.text(wide))?;
+        cli::put(&text).map_err(|error| error.to_string())?;
+        Ok(if self.faults.is_empty() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        })
+    }
+
+    fn text(&self, wide: bool) -> String {
+        let most = if wide { usize::MAX } else { MOST };
+        let mut lines = Vec::new();
+        if !self.faults.is_empty() || !self.notes.is_empty() {
+            let heading = ["", "NODE", "OBJECT", "PROBLEM", "WHAT TO DO"];
+            let mut rows = vec![heading.map(str::to_owned)];
+            for (kind, all) in [("FAULT", &self.faults), ("note", &self.notes)] {
+                rows.extend(all.iter().take(most).map(|one| row(kind, one)));
+            }
+            lines.extend(table::lines(&rows));
+            let all = [&self.faults, &self.notes].into_iter();
+            let left: usize = all.map(|all| all.len().saturating_sub(most)).sum();
+            if left > 0 {
+                lines.push(format!("and {left} more (-o wide shows all)"));
+            }
+            lines.push(String::new());
+        }
+        let called: usize = self.nodes.iter().map(|node| node.called).sum();
+        lines.push(format!(
+            "{} checked, {called} addresses called: {}, {}",
+            number(self.nodes.len(), "node"),
+            number(self.faults.len(), "fault"),
+            number(self.notes.len(), "note")
+        ));
+        lines.join("\n") + "\n"
+    }
+}
+
+/// Adds a finding to `all`, or its nodes to the same finding of other nodes.
+fn merge(all: &mut Vec<Finding>, one: Finding) {
+    let is_same = |known: &&mut Finding| known.object == one.object && known.problem == one.problem;
+    let Some(known) = all.iter_mut().find(is_same) else {
+        return all.push(one);
+    };
+    for (names, more) in [
+        (&mut known.nodes, one.nodes),
+        (&mut known.seen_from, one.seen_from),
+    ] {
+        names.extend(more);
+        names.sort();
+        names.dedup();
+    }
+}
+
+fn row(kind: &str, finding: &Finding) -> [String; 5] {
+    let mut problem = finding.problem.clone();
+    if !finding.seen_from.is_empty() {
+        let from = first_of(&finding.seen_from, NAMED);
+        problem += &format!(" (called from {from})");
+    }
+    [
+        kind.to_owned(),
+        first_of(&finding.nodes, NAMED),
+        finding.object.clone(),
+        problem,
+        finding.remedy.clone(),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_several_nodes_report_is_one_finding() {
+        let report = |fault: Finding| CheckReport {
+            faults: vec![fault],
+            ..CheckReport::default()
+        };
+        let mut all = CheckReport::default();
+        for from in ["c", "b"] {
+            all.add(report(
+                Finding::new("a", "node port", "silent", "open it").seen_from(from),
+            ));
+        }
+        for node in ["c", "a"] {
+            all.add(report(
+                Finding::new(node, "shop/web", "invalid", "correct it").seen_from(node),
+            ));
+        }
+        assert_eq!(
+            all.text(false),
+            "       NODE  OBJECT     PROBLEM                    WHAT TO DO\n\
+             FAULT  a     node port  silent (called from b, c)  open it\n\
+             FAULT  a, c  shop/web   invalid                    correct it\n\
+             \n\
+             0 nodes checked, 0 addresses called: 2 faults, 0 notes\n"
+        );
+    }
+}

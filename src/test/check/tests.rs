@@ -1,0 +1,231 @@
+//! The pure parts of a check.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use super::{
+    super::cluster::existing::Seen,
+    endpoints::{self, Called},
+    sample::{digest, sample},
+    state,
+};
+use crate::{
+    ask::check::{CheckReport, Finding},
+    status_api::{Diff, ServicePort, Status},
+};
+
+fn port(name: &str, fields: Value) -> ServicePort {
+    let mut port = json!({
+        "namespace": "shop", "name": name, "port": "", "protocol": "TCP", "family": "IPv4",
+        "addresses": [{"kind": "clusterIP", "ip": "10.96.0.1", "port": 80}], "scheduler": "rr",
+        "affinitySeconds": null, "internalTrafficPolicy": "Cluster",
+        "externalTrafficPolicy": "Cluster", "sourceRanges": [], "endpoints": [],
+        "failing": null, "unsupported": [], "conflicts": [], "traffic": null,
+    });
+    let fields = fields.as_object().expect("fields").clone();
+    port.as_object_mut().expect("an object").extend(fields);
+    serde_json::from_value(port).expect("a ServicePort")
+}
+
+#[test]
+fn a_sample_has_each_kind_and_other_nodes_call_others() {
+    let mut ports: Vec<ServicePort> = (0..50).map(|n| port(&format!("s{n}"), json!({}))).collect();
+    ports.extend([
+        port("udp", json!({"protocol": "UDP"})),
+        port("sctp", json!({"protocol": "SCTP"})),
+        port("v6", json!({"family": "IPv6"})),
+        port("sticky", json!({"affinitySeconds": 60})),
+        port(
+            "empty",
+            json!({"noEndpoints": {"why": "none", "command": null}}),
+        ),
+        port("local", json!({"internalTrafficPolicy": "Local"})),
+        port(
+            "checked",
+            json!({"healthCheck": {"port": 32_000, "localEndpoints": 1}}),
+        ),
+    ]);
+    let dns = json!([{"kind": "clusterIP", "ip": "10.96.0.10", "port": 53}]);
+    ports.push(port("dns", json!({"protocol": "UDP", "addresses": dns})));
+    let node_port = json!([{"kind": "nodePort", "ip": null, "port": 30_000}]);
+    ports.push(port("outside", json!({"addresses": node_port})));
+    let range = json!([{"kind": "clusterIP", "ip": "10.96.0.1", "port": 80, "lastPort": 90}]);
+    ports.push(port("range", json!({"addresses": range})));
+    let names = |node: &str, most| -> BTreeSet<String> {
+        let chosen = sample(&ports, node, most).into_iter();
+        chosen.map(|target| target.port.name.clone()).collect()
+    };
+    let few = names("node-1", 12);
+    for kind in [
+        "v6", "sticky", "empty", "local", "checked", "dns", "outside",
+    ] {
+        assert!(few.contains(kind), "{kind}: {few:?}");
+    }
+    assert_eq!(few.len(), 12);
+    assert_ne!(few, names("node-2", 12));
+    let all = names("node-1", 1000);
+    assert_eq!(all.len(), 57);
+    assert!(
+        ["udp", "sctp", "range"]
+            .iter()
+            .all(|name| !all.contains(*name))
+    );
+}
+
+#[test]
+fn a_digest_differs_with_services_and_endpoints_alone() {
+    let web = |address: &str, in_use: bool| {
+        port(
+            "web",
+            json!({"endpoints": [{
+                "address": address, "node": null, "weight": 1, "starting": null, "inUse": in_use,
+                "why": null, "traffic": null,
+            }]}),
+        )
+    };
+    let other = || port("other", json!({}));
+    let same = [
+        [web("10.1.0.1:80", true), other()],
+        [other(), web("10.1.0.1:80", true)],
+        [other(), web("10.1.0.1:80", false)],
+    ];
+    let digests = same.map(|ports| digest(&ports));
+    assert!(
+        digests.iter().all(|digest| *digest == digests[0]),
+        "{digests:?}"
+    );
+    assert_ne!(digest(&[other(), web("10.1.0.2:80", true)]), digests[0]);
+    assert_ne!(digest(&[web("10.1.0.1:80", true)]), digests[0]);
+}
+
+/// Returns the faults and the notes, each as its nodes and its object.
+fn found(report: &CheckReport) -> [Vec<String>; 2] {
+    let words = |one: &Finding| format!("{}: {}", one.nodes.join(","), one.object);
+    [&report.faults, &report.notes].map(|all| all.iter().map(words).collect())
+}
+
+#[test]
+fn an_endpoint_is_judged_by_its_own_node() {
+    let called = |number: u8, node: &str, seen| Called {
+        service_port: "shop/web".to_owned(),
+        protocol: "TCP".to_owned(),
+        address: ([10, 1, 0, number], 80).into(),
+        node: (!node.is_empty()).then(|| node.to_owned()),
+        seen,
+    };
+    let of = |number: u8| format!("endpoint 10.1.0.{number}:80 TCP of shop/web");
+    let (open, silent, refused) = (Seen::Open, Seen::Silence, Seen::Refused);
+    for (all, faults, notes) in [
+        (
+            vec![called(1, "me", open), called(2, "other", open)],
+            vec![],
+            vec![],
+        ),
+        (
+            vec![called(1, "me", refused)],
+            vec![format!("me: {}", of(1))],
+            vec![],
+        ),
+        (
+            vec![called(1, "", silent)],
+            vec![format!("me: {}", of(1))],
+            vec![],
+        ),
+        // A NetworkPolicy may forbid this one.
+        (
+            vec![called(2, "other", silent), called(3, "other", open)],
+            vec![],
+            vec![format!("other: {}", of(2))],
+        ),
+        (
+            vec![called(2, "other", silent)],
+            vec![],
+            vec![format!("other: {}", of(2))],
+        ),
+        (
+            vec![called(2, "other", silent), called(3, "other", silent)],
+            vec!["other: IPv4 pods of node other".to_owned()],
+            vec![],
+        ),
+    ] {
+        let mut report = CheckReport::default();
+        endpoints::add("me", &all, &mut report);
+        assert_eq!(found(&report), [faults, notes], "{all:?}");
+    }
+}
+
+#[test]
+fn a_difference_that_lasts_is_a_fault() {
+    let diff = |objects: &[&str], error: Option<&str>| -> Diff {
+        let items = objects.iter().map(|object| {
+            json!({"found": "missing", "object": object, "servicePort": "shop/web", "protocol": "TCP"})
+        });
+        let items: Vec<Value> = items.collect();
+        serde_json::from_value(json!({
+            "apiVersion": "tripod.proxy/v1", "kind": "Diff", "mode": "nftables",
+            "families": [{
+                "family": "IPv4", "error": error,
+                "differences": {"total": items.len(), "items": items},
+            }],
+        }))
+        .expect("a Diff")
+    };
+    let objects = |before: &[&str], now: &[&str], error| {
+        let mut report = CheckReport::default();
+        state::add_differences("me", &diff(before, None), &diff(now, error), &mut report);
+        report.faults
+    };
+    assert_eq!(objects(&["chain a"], &["chain b"], None), []);
+    let lasting = objects(&["chain a", "chain b"], &["chain b"], None);
+    assert_eq!(lasting[0].object, "chain b of shop/web");
+    assert_eq!(lasting.len(), 1);
+    let many = ["1", "2", "3", "4", "5", "6", "7"];
+    let many = objects(&many, &many, None);
+    assert_eq!(many.len(), 5);
+    assert!(many[4].problem.contains("2 more"), "{many:?}");
+    assert_eq!(objects(&[], &[], Some("no answer")).len(), 1);
+}
+
+#[test]
+fn what_is_not_applied_is_a_fault() {
+    let status: Status = serde_json::from_value(json!({
+        "apiVersion": "tripod.proxy/v1", "kind": "Status", "version": "0.1.0", "pid": 1,
+        "node": "me", "started": "2026-01-01T00:00:00Z", "healthy": false,
+        "problems": ["1 things are not applied", "Services cannot be followed: no route"],
+        "mode": {"name": "userspace", "passedOver": ["ipvs lacks x"], "named": true, "lost": []},
+        "objects": {"source": "the API server", "kinds": []}, "syncs": [],
+        "counts": {"services": 0, "servicePorts": 0, "endpoints": 0, "endpointsInUse": 0},
+        "failing": {"total": 1, "items": [
+            {"servicePort": "shop/web", "protocol": "TCP", "family": "IPv4", "why": "no memory"},
+        ]},
+        "unusable": {"total": 1, "items": [
+            {"object": "Service shop/x", "since": "2026-01-01T00:00:00Z", "why": "y", "stays": true},
+        ]},
+        "unsupported": {"total": 0, "items": []},
+        "conflicts": {"total": 1, "items": [
+            {"servicePort": "shop/thief", "protocol": "TCP", "owner": "shop/web", "why": "z"},
+        ]},
+    }))
+    .expect("a Status");
+    let faults = |status: &Status| {
+        let mut report = CheckReport::default();
+        state::add_status(status, &mut report);
+        report
+            .faults
+            .into_iter()
+            .map(|fault| fault.object)
+            .collect::<Vec<_>>()
+    };
+    let expected = [
+        "Tripod",
+        "shop/web IPv4",
+        "Service shop/x",
+        "shop/thief",
+        "mode",
+    ];
+    assert_eq!(faults(&status), expected);
+    let mut any = status.clone();
+    any.mode.named = false;
+    assert_eq!(faults(&any), expected[..4]);
+}
