@@ -1,12 +1,12 @@
 //! `kubectl tripod status --all-nodes`: a line for each node.
 
 use std::{
-    process::{ExitCode, Stdio},
+    process::{self, ExitCode, Stdio},
     thread,
 };
 
 use k8s_openapi::api::core::v1::{Node, Pod};
-use serde::Serialize;
+use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
     super::{document, table, times::ago},
@@ -17,7 +17,10 @@ use super::{
 use crate::{cli, status_api::Status};
 
 /// Number of nodes that are asked at the same time.
-const AT_ONCE: usize = 16;
+pub(super) const AT_ONCE: usize = 16;
+
+/// Why a node has no answer.
+pub(super) const NO_POD: &str = "no pod of Tripod runs there";
 
 /// The status of a node, or why there is none.
 #[derive(Debug, Serialize)]
@@ -87,19 +90,13 @@ impl OfNode {
 pub(super) fn print(asked: &Asked) -> Result<ExitCode, String> {
     let kubectl = &asked.kubectl;
     let pods = pods::all(kubectl)?;
-    let mut all: Vec<OfNode> = Vec::new();
-    for some in pods.chunks(AT_ONCE) {
-        all.extend(at_once(kubectl, some));
-    }
-    // Not everyone may list nodes.
-    let nodes = kubectl.get::<Items<Node>>(&["nodes"]);
-    let nodes = nodes.map(|nodes| nodes.items).unwrap_or_default();
-    for name in nodes.into_iter().filter_map(|node| node.metadata.name) {
-        if !all.iter().any(|one| one.node == name) {
-            let why = "no pod of Tripod runs there".to_owned();
-            all.push(OfNode::new(name, Err(why)));
-        }
-    }
+    let answers = at_once(&pods, AT_ONCE, |_, pod| status(kubectl, pod));
+    let answers = answers.into_iter();
+    let mut all: Vec<OfNode> = answers
+        .map(|(node, answer)| OfNode::new(node, answer))
+        .collect();
+    let without = without_pod(kubectl, &pods).into_iter();
+    all.extend(without.map(|name| OfNode::new(name, Err(NO_POD.to_owned()))));
     if all.is_empty() {
         return Err(pods::none(kubectl));
     }
@@ -113,19 +110,38 @@ pub(super) fn print(asked: &Asked) -> Result<ExitCode, String> {
     })
 }
 
-fn at_once(kubectl: &Kubectl, pods: &[(String, Pod)]) -> Vec<OfNode> {
-    thread::scope(|scope| {
-        let asking: Vec<_> = pods
-            .iter()
-            .map(|(node, pod)| (node, scope.spawn(|| status(kubectl, pod))))
-            .collect();
-        let answer = |(node, asked): (&String, thread::ScopedJoinHandle<'_, _>)| {
-            let answer = asked.join();
-            let answer = answer.unwrap_or_else(|_| Err("asking it failed".to_owned()));
-            OfNode::new(node.clone(), answer)
-        };
-        asking.into_iter().map(answer).collect()
-    })
+/// Returns the nodes on which no pod of Tripod runs, if they may be listed.
+pub(super) fn without_pod(kubectl: &Kubectl, pods: &[(String, Pod)]) -> Vec<String> {
+    let nodes = kubectl.get::<Items<Node>>(&["nodes"]);
+    let nodes = nodes.map(|nodes| nodes.items).unwrap_or_default();
+    let names = nodes.into_iter().filter_map(|node| node.metadata.name);
+    names
+        .filter(|name| !pods.iter().any(|(node, _)| node == name))
+        .collect()
+}
+
+/// Asks each of these pods, at most `most` of them at the same time. Returns the answer of each node.
+pub(super) fn at_once<T: Send>(
+    pods: &[(String, Pod)],
+    most: usize,
+    ask: impl Fn(&str, &Pod) -> Result<T, String> + Sync,
+) -> Vec<(String, Result<T, String>)> {
+    let mut answers = Vec::new();
+    for some in pods.chunks(most) {
+        thread::scope(|scope| {
+            let ask = &ask;
+            let asking: Vec<_> = some
+                .iter()
+                .map(|(node, pod)| (node, scope.spawn(move || ask(node, pod))))
+                .collect();
+            answers.extend(asking.into_iter().map(|(node, asked)| {
+                let answer = asked.join();
+                let answer = answer.unwrap_or_else(|_| Err("asking it failed".to_owned()));
+                (node.clone(), answer)
+            }));
+        });
+    }
+    answers
 }
 
 fn status(kubectl: &Kubectl, pod: &Pod) -> Result<Status, String> {
@@ -134,6 +150,11 @@ fn status(kubectl: &Kubectl, pod: &Pod) -> Result<Status, String> {
     exec.stdin(Stdio::null());
     let done = exec.output().map_err(|error| super::unusable(&error))?;
     // It exits with 1 if the proxy is not healthy.
+    read(&done)
+}
+
+/// Reads the JSON that a command printed.
+pub(super) fn read<T: DeserializeOwned>(done: &process::Output) -> Result<T, String> {
     serde_json::from_slice(&done.stdout).map_err(|error| {
         let said = String::from_utf8_lossy(&done.stderr);
         match said.trim().lines().last() {

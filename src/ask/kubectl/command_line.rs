@@ -2,19 +2,20 @@
 
 use std::ffi::OsString;
 
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches};
 
 use super::Kubectl;
-use crate::cli::{self, Output, Stop};
+use crate::cli::{self, Check, Output, Stop};
 
 /// The commands that can be run in the pod.
-const COMMANDS: [&str; 5] = ["status", "services", "explain", "trace", "diff"];
+const COMMANDS: [&str; 6] = ["status", "services", "explain", "trace", "diff", "check"];
 
 const ABOUT: &str = "\
 Ask the Tripod of a node of the cluster. kubectl finds its pod and runs the command in it.";
 
 const EXAMPLES: &str = "\
 Examples:
+      kubectl tripod check
       kubectl tripod status --all-nodes
       kubectl tripod services default/web --node node-1
       kubectl tripod explain 10.96.0.10:53/udp --pod shop/cart-0
@@ -27,6 +28,8 @@ pub(super) struct Asked {
     pub(super) target: Target,
     /// The command for the pod, without the program's name.
     pub(super) command: Vec<OsString>,
+    /// The settings of `check`, if that is the command: it is run on all nodes unless one is named.
+    pub(super) check: Option<Check>,
     /// How the answers of all nodes are printed.
     pub(super) output: Output,
 }
@@ -109,12 +112,14 @@ pub(super) fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Aske
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let matches = command().try_get_matches_from(&arguments);
     let matches = matches.map_err(|error| Stop::from(&error))?;
-    let Some((_, matches)) = matches.subcommand() else {
+    let Some((name, matches)) = matches.subcommand() else {
         return Err(Stop::Refusal("error: name a command".to_owned()));
     };
+    let check = (name == "check").then(|| Check::from_arg_matches(matches));
     Ok(Asked {
         kubectl: kubectl(matches),
         target: target(matches),
+        check: check.transpose().map_err(|error| Stop::from(&error))?,
         command: for_the_pod(arguments.into_iter().skip(1)),
         output: cli::output(matches),
     })
@@ -192,6 +197,11 @@ mod tests {
                 "services default/web --watch",
             ),
             (
+                "check --node n1 --timeout=5s",
+                Target::Node("n1".to_owned()),
+                "check --timeout=5s",
+            ),
+            (
                 "explain --pod shop/cart --to 10.96.0.10:53/udp --context c",
                 Target::NodeOf("shop/cart".to_owned()),
                 "explain --to 10.96.0.10:53/udp",
@@ -220,6 +230,7 @@ mod tests {
             "status --node n --all-nodes",
             "status --node",
             "services --all-nodes",
+            "check --image=i",
             "services a/b/c",
             "cleanup --node n",
             "--proxy-mode=ipvs",

@@ -3,6 +3,7 @@
 //! if it is called `kubectl-tripod`, as kubectl calls its plugins.
 
 mod all_nodes;
+mod check;
 mod command_line;
 mod pods;
 
@@ -29,7 +30,7 @@ pub fn is_called_by(program: &OsStr) -> bool {
 }
 
 /// Does what the arguments ask for, program name first. Returns the exit status: that of the
-/// command in the pod; with `--all-nodes` 0, or 1 if a node is not healthy; 2 if the cluster or a
+/// command in the pod; of all nodes 0, or 1 if a node is not healthy; 2 if the cluster or a
 /// Tripod cannot be asked.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let asked = match command_line::read(arguments) {
@@ -38,6 +39,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     let kubectl = &asked.kubectl;
     let done = match &asked.target {
+        _ if asked.check.is_some() => check::print(&asked),
         Target::Node(node) => pods::of_node(kubectl, node).and_then(|pod| run_in(&pod, &asked)),
         Target::NodeOf(pod) => kubectl
             .node_of(pod)
@@ -65,6 +67,8 @@ fn unusable(error: &io::Error) -> String {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Terminal {
     None,
+    /// None, but standard input.
+    Input,
     /// That of this process, if it has one: for colours, and for a table that follows changes.
     OfUser,
 }
@@ -108,6 +112,16 @@ impl Kubectl {
             .map_err(|error| format!("cannot read what kubectl prints for get {what}: {error}"))
     }
 
+    /// Returns the kubeconfig of this call, with the certificates in it.
+    fn kubeconfig(&self) -> Result<Vec<u8>, String> {
+        let mut command = self.command();
+        command.args(["config", "view", "--raw", "--minify", "--flatten"]);
+        let done = command.stderr(Stdio::inherit()).output();
+        let done = done.map_err(|error| unusable(&error))?;
+        let kubeconfig = done.status.success().then_some(done.stdout);
+        kubeconfig.ok_or_else(|| "kubectl cannot print the kubeconfig".to_owned())
+    }
+
     /// Asks for the node on which a pod runs: `NAMESPACE/NAME`, or `NAME` in the namespace of
     /// kubectl's context.
     fn node_of(&self, pod: &str) -> Result<String, String> {
@@ -128,6 +142,9 @@ impl Kubectl {
         let is_interactive = || io::stdin().is_terminal() && io::stdout().is_terminal();
         if terminal == Terminal::OfUser && is_interactive() {
             command.args(["--stdin", "--tty"]);
+        }
+        if terminal == Terminal::Input {
+            command.arg("--stdin");
         }
         command.args(["--", "tripod"]).args(arguments);
         command
