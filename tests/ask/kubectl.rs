@@ -18,6 +18,7 @@ case "$*" in
 *"get pods"*) cat "${0%/*}/pods" ;;
 *"get nodes"*) cat "${0%/*}/nodes" ;;
 *"get pod cart-0"*) cat "${0%/*}/pod" ;;
+*"config view"*) cat "${0%/*}/kubeconfig" ;;
 *"exec"*tripod-broken*) echo 'error: the pod is gone' >&2 && exit 1 ;;
 *"exec"*)
     while [ "$1" != -- ]; do shift; done
@@ -127,5 +128,57 @@ fn the_tripod_of_a_node_is_asked_through_kubectl() {
         assert!(all.text.contains("the pod is gone"), "{all:?}");
         plugin.answer("pods", &json!({"items": [pod("tripod-1", "node")]}));
         assert_eq!(plugin.run(lab, &["diff"]).status, Some(0));
+    });
+}
+
+#[test]
+fn nodes_that_cannot_be_checked_are_faults() {
+    Lab::run(|lab| {
+        lab.publish_all(&Service::new("web", 1));
+        let _tripod = started(lab, &[]);
+        let own = pod("tripod-1", "node");
+        let plugin = Plugin::new(&[own.clone(), pod("tripod-broken", "broken")]);
+
+        let one = plugin.run(lab, &["check", "--node=node", "-o", "json"]);
+        assert_eq!(one.status, Some(0), "{one:?}");
+        assert_eq!(one.json()["nodes"][0]["node"], "node");
+
+        let all = plugin.run(lab, &["check"]);
+        assert_eq!(all.status, Some(1), "{all:?}");
+        for (node, why) in [
+            ("broken", "the pod is gone"),
+            ("new", "no pod of Tripod runs there"),
+        ] {
+            let is_named = |line: &str| line.contains(node) && line.contains(why);
+            assert!(all.text.lines().any(is_named), "{node}: {all:?}");
+        }
+        assert!(all.text.contains("1 node checked"), "{all:?}");
+
+        plugin.answer("pods", &json!({"items": [pod("tripod-broken", "broken")]}));
+        let none = plugin.run(lab, &["check"]);
+        assert_eq!(none.status, Some(2), "{none:?}");
+        assert!(none.error.contains("the pod is gone"), "{none:?}");
+
+        // The user's kubeconfig reaches the pod.
+        plugin.answer("pods", &json!({"items": [own]}));
+        let cluster = json!({"name": "it", "cluster": {"server": "http://127.0.0.1:1"}});
+        let context = json!({"name": "it", "context": {"cluster": "it", "user": ""}});
+        let kubeconfig = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "it",
+            "clusters": [cluster], "contexts": [context], "users": [{"name": "", "user": {}}],
+        });
+        plugin.answer("kubeconfig", &kubeconfig);
+        let made = plugin.run(
+            lab,
+            &["check", "--make", "--image=i", "--node=node", "-o", "json"],
+        );
+        assert_eq!(made.status, Some(1), "{made:?}");
+        let fault = &made.json()["faults"][0];
+        assert_eq!(fault["object"], "Services made for the check", "{made:?}");
+        let why = fault["problem"].as_str().expect("text");
+        assert!(why.contains("cannot create namespaces"), "{made:?}");
+        let exec = "--container kube-proxy --stdin -- tripod check --output=json --timeout=30s \
+                    --make=- --image=i\n";
+        assert!(plugin.calls().ends_with(exec), "{}", plugin.calls());
     });
 }

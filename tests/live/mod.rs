@@ -1,9 +1,11 @@
 //! `tripod test` alongside a running Tripod: the API server is one of `api`, and the test plays the
 //! kubelet and the controllers.
 
+mod check;
 mod external;
 mod kubelet;
 mod network;
+mod nodes;
 
 use std::{
     collections::BTreeSet,

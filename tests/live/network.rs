@@ -40,34 +40,36 @@ impl Network {
         Network { node, other }
     }
 
-    /// Makes a pod on a link of its own, so that its answers to other pods pass through its node,
-    /// as translation requires.
     pub fn pod(&self, name: &str, on: &str, number: u8) -> Host {
-        let (node, subnet) = if on == "node" {
-            (&self.node, 0)
-        } else {
-            (&self.other, 1)
-        };
-        let v4 = Ipv4Addr::new(10, 244, subnet, number);
-        let v6 = Ipv6Addr::new(0xfd00, 0x244, 0, subnet.into(), 0, 0, 0, number.into());
-        let host = Host::new(name, v4, v6);
-        let link = format!("pod-{number}");
-        let gateway: IpAddr = node.addresses[0];
-        node.ip(&[
-            &format!("link add {link} type veth peer name eth0 netns {name}"),
-            &format!("link set {link} up"),
-            &format!("addr add fe80::1/64 dev {link} nodad"),
-            &format!("route add {v4} dev {link}"),
-            &format!("route add {v6} dev {link}"),
-        ]);
-        host.ip(&[
-            "link set eth0 up",
-            &format!("addr add {v4}/32 dev eth0"),
-            &format!("addr add {v6}/128 dev eth0 nodad"),
-            &format!("route add {gateway} dev eth0"),
-            &format!("route add default via {gateway} dev eth0"),
-            "route add ::/0 via fe80::1 dev eth0",
-        ]);
-        host
+        match on {
+            "node" => pod_on(&self.node, 0, name, number),
+            _ => pod_on(&self.other, 1, name, number),
+        }
     }
+}
+
+/// Makes a pod on a link of its own, so that its answers to other pods pass through its node, as
+/// translation requires.
+pub fn pod_on(node: &Host, subnet: u8, name: &str, number: u8) -> Host {
+    let v4 = Ipv4Addr::new(10, 244, subnet, number);
+    let v6 = Ipv6Addr::new(0xfd00, 0x244, 0, subnet.into(), 0, 0, 0, number.into());
+    let host = Host::new(name, v4, v6);
+    let link = format!("pod-{number}");
+    let gateway: IpAddr = node.addresses[0];
+    node.ip(&[
+        &format!("link add {link} type veth peer name eth0 netns {name}"),
+        &format!("link set {link} up"),
+        &format!("addr add fe80::1/64 dev {link} nodad"),
+        &format!("route add {v4} dev {link}"),
+        &format!("route add {v6} dev {link}"),
+    ]);
+    host.ip(&[
+        "link set eth0 up",
+        &format!("addr add {v4}/32 dev eth0"),
+        &format!("addr add {v6}/128 dev eth0 nodad"),
+        &format!("route add {gateway} dev eth0"),
+        &format!("route add default via {gateway} dev eth0"),
+        "route add ::/0 via fe80::1 dev eth0",
+    ]);
+    host
 }
