@@ -364,6 +364,22 @@ fn each_fault_of_three_nodes_is_found_where_it_is() {
 }
 
 #[test]
+fn healthy_nodes_have_no_fault_in_other_modes() {
+    run(|| {
+        let mut nodes = Nodes::start();
+        for mode in ["iptables", "userspace"] {
+            for at in 0..NAMES.len() {
+                nodes.run_tripod(at, mode);
+            }
+            let checked = Checked::of_all(&nodes);
+            assert_eq!(checked.status, Some(0), "{mode}: {checked:?}");
+            assert_eq!(checked.json()["notes"], json!([]), "{mode}: {checked:?}");
+            assert_eq!(checked.json()["nodes"][0]["mode"], mode);
+        }
+    });
+}
+
+#[test]
 fn services_made_for_a_check_are_tested_and_removed() {
     run(|| {
         for (fault, status) in [(kubelet::Fault::None, 0), (kubelet::Fault::Stranger, 1)] {
