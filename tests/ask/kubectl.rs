@@ -39,8 +39,16 @@ impl Plugin {
         let kubectl = folder.join("kubectl");
         fs::write(&kubectl, KUBECTL).expect("a file");
         fs::set_permissions(&kubectl, fs::Permissions::from_mode(0o755)).expect("its mode");
-        let nodes = ["broken", "new", "node"]
-            .map(|name| json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}));
+        let nodes = [
+            ("broken", "linux"),
+            ("new", "linux"),
+            ("node", "linux"),
+            ("w", "windows"),
+        ];
+        let nodes = nodes.map(|(name, system)| {
+            let labels = json!({"kubernetes.io/os": system});
+            json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}})
+        });
         let plugin = Plugin(folder.into());
         plugin.answer("pods", &json!({"items": pods}));
         plugin.answer("nodes", &json!({"items": nodes}));

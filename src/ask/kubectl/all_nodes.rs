@@ -110,11 +110,16 @@ pub(super) fn print(asked: &Asked) -> Result<ExitCode, String> {
     })
 }
 
-/// Returns the nodes on which no pod of Tripod runs, if they may be listed.
+/// Returns the nodes of Linux on which no pod of Tripod runs, if they may be listed.
 pub(super) fn without_pod(kubectl: &Kubectl, pods: &[(String, Pod)]) -> Vec<String> {
     let nodes = kubectl.get::<Items<Node>>(&["nodes"]);
     let nodes = nodes.map(|nodes| nodes.items).unwrap_or_default();
-    let names = nodes.into_iter().filter_map(|node| node.metadata.name);
+    let is_linux = |node: &Node| {
+        let mut labels = node.metadata.labels.iter().flatten();
+        labels.all(|(key, value)| key != "kubernetes.io/os" || value == "linux")
+    };
+    let nodes = nodes.into_iter().filter(is_linux);
+    let names = nodes.filter_map(|node| node.metadata.name);
     names
         .filter(|name| !pods.iter().any(|(node, _)| node == name))
         .collect()
