@@ -220,9 +220,14 @@ impl Holding {
         let _ = timeout(ANSWER, answered.wait_for(|answered| *answered)).await;
     }
 
-    /// The sockets that were given since the last call.
-    pub fn take_inherited(&self) -> Vec<InheritedSocket> {
-        mem::take(&mut self.0.table.lock().inherited)
+    /// The sockets that were given and not taken before, of those that are `wanted`.
+    pub fn take_inherited(
+        &self,
+        wanted: impl Fn(&SocketDescription) -> bool,
+    ) -> Vec<InheritedSocket> {
+        let mut table = self.0.table.lock();
+        let wanted = |one: &mut InheritedSocket| wanted(one.description());
+        table.inherited.extract_if(.., wanted).collect()
     }
 
     /// Has flows continue that came after the predecessors stopped.
@@ -491,7 +496,7 @@ mod tests {
             let record = Message::Give(number, description.clone()).encode();
             let descriptor = socket.try_clone().unwrap().into();
             state.act(&record, Some(descriptor)).unwrap();
-            holding.take_inherited().len()
+            holding.take_inherited(|_| true).len()
         };
         let weak: Weak<TcpListener> = Arc::downgrade(&socket);
         let held = holding.hold(description.clone(), weak, false);

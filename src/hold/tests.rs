@@ -144,7 +144,7 @@ async fn a_socket_that_is_not_what_it_is_said_to_be_is_not_held() {
         let next = Holding::at(place.socket());
         let running = tokio::spawn(next.clone().run());
         next.arrived().await;
-        let inherited = next.take_inherited();
+        let inherited = next.take_inherited(|_| true);
         let descriptions: Vec<_> = inherited
             .iter()
             .map(|inherited| inherited.description().clone())
@@ -185,7 +185,7 @@ async fn what_a_proxy_closes_is_closed_and_what_it_leaves_is_kept() {
         let next = Holding::at(place.socket());
         let running = tokio::spawn(next.clone().run());
         next.arrived().await;
-        let inherited = next.take_inherited();
+        let inherited = next.take_inherited(|_| true);
         assert_eq!(inherited.len(), 1);
         assert_eq!(inherited[0].description().bound.address, at_left);
         for socket in inherited {
@@ -214,7 +214,7 @@ async fn a_proxy_whose_connection_broke_is_not_given_its_own_sockets() {
         proxy.note(vec![b"note".to_vec()]);
         until(|| proxy.is_sent()).await;
         let running = connects_anew(&place, &proxy, running).await;
-        assert_eq!(proxy.take_inherited().len(), 0);
+        assert_eq!(proxy.take_inherited(|_| true).len(), 0);
         until(|| proxy.is_sent()).await;
         proxy.leave();
         drop((entry, socket));
@@ -222,7 +222,7 @@ async fn a_proxy_whose_connection_broke_is_not_given_its_own_sockets() {
         let next = Holding::at(place.socket());
         let running = tokio::spawn(next.clone().run());
         until(|| !next.take_notes().is_empty()).await;
-        assert_eq!(next.take_inherited().len(), 1, "it is held once");
+        assert_eq!(next.take_inherited(|_| true).len(), 1, "it is held once");
         running.abort();
     })
     .await;
@@ -242,11 +242,11 @@ async fn a_socket_that_waits_to_be_taken_is_given_once_though_the_connection_bre
         let running = tokio::spawn(proxy.clone().run());
         // Notes come after the sockets.
         until(|| !proxy.take_notes().is_empty()).await;
-        let mut inherited = proxy.take_inherited();
+        let mut inherited = proxy.take_inherited(|_| true);
         inherited.sort_by_key(|inherited| inherited.description().bound.address == at_one);
         assert_eq!(inherited.len(), 2);
         let running = connects_anew(&place, &proxy, running).await;
-        assert_eq!(proxy.take_inherited().len(), 0);
+        assert_eq!(proxy.take_inherited(|_| true).len(), 0);
         drop(inherited.pop());
         until(|| TcpStream::connect(at_one).is_err()).await;
         TcpStream::connect(at_other).expect("it waits on");
@@ -391,7 +391,7 @@ async fn a_holder_that_sends_anything_else_is_left() {
     assert_eq!(answer, Some(Message::Release(u64::MAX)), "it is closed");
     holder.send(&[0xff; 3], None).await.unwrap();
     assert_eq!(receive(&holder).await, None);
-    assert!(proxy.take_inherited().is_empty());
+    assert!(proxy.take_inherited(|_| true).is_empty());
     proxy.answered().await;
     running.abort();
 }
@@ -416,7 +416,7 @@ async fn all_that_a_proxy_sent_before_it_was_killed_is_kept() {
         let running = tokio::spawn(next.clone().run());
         let (mut inherited, mut notes) = (Vec::new(), Vec::new());
         until(|| {
-            inherited.extend(next.take_inherited());
+            inherited.extend(next.take_inherited(|_| true));
             notes.extend(next.take_notes());
             inherited.len() as u64 == SOCKETS && !notes.is_empty()
         })

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::{hold::Holding, modes::handover::Handover};
+use crate::modes::handover::Handover;
 
 /// How long there must be no connection before a process with a successor ends:
 /// connections that were on their way when the successor began have arrived by
@@ -61,7 +61,7 @@ async fn leave(handover: &Handover, deadline: Instant) {
     let mut quiet = Instant::now();
     while Instant::now() < deadline {
         handover.leave();
-        let is_sent = handover.holding().is_none_or(Holding::is_sent);
+        let is_sent = handover.holding().is_sent();
         if handover.active_connections() > 0 || !is_sent {
             quiet = Instant::now();
         } else if quiet.elapsed() > CHECK_PERIOD {

@@ -77,10 +77,8 @@ pub fn take_over(
     listeners: Listeners,
 ) -> (impl Future<Output = ()>, Serving) {
     let (served, serving) = channel(1);
-    let holding = handover.holding().cloned();
-    if let Some(holding) = &holding {
-        tokio::spawn(holding.clone().run());
-    }
+    let holding = handover.holding().clone();
+    tokio::spawn(holding.clone().run());
     let taken_over = async move {
         report_unreachable();
         let mut giving_way = JoinSet::new();
@@ -96,9 +94,7 @@ pub fn take_over(
             tracing::info!(processes, "taking over from a running process");
         }
         tokio::spawn(once_it_serves(serving, predecessors, handover, listeners));
-        if let Some(holding) = holding {
-            holding.answered().await;
-        }
+        holding.answered().await;
     };
     let serving = Serving {
         families: PerFamily::default(),

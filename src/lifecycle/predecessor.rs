@@ -218,10 +218,9 @@ impl Session {
         match (Message::parse(record), &mut self.taking_over, descriptor) {
             (Some(Message::Port(_)), _, Some(socket)) => self.listeners.give(socket),
             (Some(Message::Give(number, description)), Some(taking_over), Some(socket)) => {
-                if let Some(holding) = taking_over.handover.holding() {
-                    let sender = self.sender.clone();
-                    holding.share(description, socket, Taken { number, sender });
-                }
+                let sender = self.sender.clone();
+                let holding = taking_over.handover.holding();
+                holding.share(description, socket, Taken { number, sender });
             }
             (Some(Message::Flow(flow)), Some(taking_over), Some(socket)) => {
                 taking_over.inherit(&flow, socket);
@@ -282,19 +281,14 @@ impl TakingOver {
 
     /// Has clients keep their endpoints.
     fn give(&mut self) {
-        if let Some(assignments) = self.handover.assignments() {
-            assignments.inherit(std::mem::take(&mut self.notes));
-            assignments.give();
-        }
+        let assignments = self.handover.assignments();
+        assignments.inherit(std::mem::take(&mut self.notes));
+        assignments.give();
     }
 
     /// Takes over a UDP flow, which continues when the predecessor has stopped.
     fn inherit(&self, record: &[u8], socket: OwnedFd) {
-        let (Some(assignments), Some(holding)) =
-            (self.handover.assignments(), self.handover.holding())
-        else {
-            return;
-        };
+        let (assignments, holding) = (self.handover.assignments(), self.handover.holding());
         assignments.inherit_flow(record, socket, true);
         if !self.follows.accepts() {
             assignments.give();

@@ -185,15 +185,12 @@ impl Session {
             return;
         };
         self.taken.insert(*address);
-        if let Some(holding) = self.handover.holding() {
-            holding.is_taken(number);
-        }
+        self.handover.holding().is_taken(number);
     }
 
     /// Gives the successor the sockets that it was not given before.
     async fn give_sockets(&mut self) -> io::Result<()> {
-        let open = self.handover.holding().map(|holding| holding.open());
-        for (number, description, socket) in open.into_iter().flatten() {
+        for (number, description, socket) in self.handover.holding().open() {
             let address = description.bound.address;
             if self.given.insert(number, address).is_none() {
                 let message = Message::Give(number, description);
@@ -206,9 +203,8 @@ impl Session {
     /// Passes on the UDP flows that were not passed on before.
     async fn pass_flows(&mut self) -> io::Result<()> {
         let is_passed = |number| self.passed.0.contains_key(&number);
-        let assignments = self.handover.assignments();
-        let flows = assignments.map(|all| all.flows_to_pass(is_passed));
-        for FlowToPass { flow, record } in flows.into_iter().flatten() {
+        let flows = self.handover.assignments().flows_to_pass(is_passed);
+        for FlowToPass { flow, record } in flows {
             let message = Message::Flow(record);
             self.send(&message, Some(flow.as_fd())).await?;
             self.passed.0.insert(flow.number(), Arc::downgrade(&flow));
@@ -234,8 +230,7 @@ impl Session {
             self.give_sockets().await?;
             self.pass_flows().await?;
             self.passed.leave_to_successor(&self.taken);
-            let assignments = self.handover.assignments();
-            for note in assignments.map(|all| all.records()).unwrap_or_default() {
+            for note in self.handover.assignments().records() {
                 self.send(&Message::Note(note), None).await?;
             }
         }

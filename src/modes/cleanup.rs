@@ -1,6 +1,6 @@
 //! The objects that modes install, by any process, and their removal, also while another mode runs.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use ipnet::IpNet;
 use net::Family;
@@ -54,6 +54,8 @@ pub struct Running {
     pub mode: Option<ModeName>,
     /// In which engine of each family it has rules.
     pub engines: Vec<(Family, Engine)>,
+    /// The same of userspace mode, once it serves Services next to a mode of the kernel.
+    pub relay: Arc<OnceLock<Vec<(Family, Engine)>>>,
     /// Virtual servers with addresses in these networks belong to other programs.
     pub exclude: Arc<[IpNet]>,
 }
@@ -71,10 +73,33 @@ impl Running {
         Family::ALL.into_iter().filter(without).collect()
     }
 
-    /// Returns the families in which it has rules.
-    pub(super) fn with_rules(&self) -> Vec<Family> {
-        let with = |family: &Family| self.has_rules(*family);
-        Family::ALL.into_iter().filter(with).collect()
+    /// The engines in which userspace mode has rules, for all Services or for some; `None`: it
+    /// serves none.
+    fn capturing(&self) -> Option<&[(Family, Engine)]> {
+        match self.is(ModeName::Userspace) {
+            true => Some(&self.engines),
+            false => self.relay.get().map(Vec::as_slice),
+        }
+    }
+
+    /// Returns whether userspace mode serves all Services, or some next to another mode.
+    pub(super) fn captures(&self) -> bool {
+        self.capturing().is_some()
+    }
+
+    /// Returns the families in which userspace mode captures by rules.
+    pub(super) fn captured_by_rules(&self) -> Vec<Family> {
+        let engines = self.capturing().unwrap_or_default();
+        engines.iter().map(|(family, _)| *family).collect()
+    }
+
+    /// Returns the families in which rules of userspace mode may be retired: it does not use them,
+    /// and the running mode has none.
+    pub(super) fn without_captured_rules(&self) -> Vec<Family> {
+        let captured = self.captured_by_rules();
+        let mut without = self.without_rules();
+        without.retain(|family| !captured.contains(family));
+        without
     }
 
     /// Returns the families in which it neither captures by routes, as userspace mode does
@@ -83,18 +108,17 @@ impl Running {
     pub(super) fn without_local_capture(&self) -> Vec<Family> {
         match self.mode {
             Some(ModeName::Ipvs) => Vec::new(),
-            Some(ModeName::Userspace) => self.with_rules(),
+            _ if self.captures() => self.captured_by_rules(),
             _ => Family::ALL.to_vec(),
         }
     }
 
     /// Returns the families in which userspace mode captures by routes.
     pub(super) fn with_local_capture(&self) -> Vec<Family> {
-        if self.is(ModeName::Userspace) {
-            self.without_rules()
-        } else {
-            Vec::new()
-        }
+        let by_rules = self.captured_by_rules();
+        let mut families = Family::ALL.to_vec();
+        families.retain(|family| self.captures() && !by_rules.contains(family));
+        families
     }
 
     fn has_rules(&self, family: Family) -> bool {
@@ -105,6 +129,10 @@ impl Running {
     pub(super) fn preserved(&self, mode: ModeName) -> Preserved {
         let engines = self.engines.clone();
         match (mode, self.mode) {
+            (ModeName::Userspace, _) => match self.capturing() {
+                Some(engines) => Preserved::all(engines.to_vec()),
+                None => Preserved::nothing(),
+            },
             (mode, Some(running)) if mode == running => Preserved::all(engines),
             (ModeName::Iptables, Some(ModeName::Ipvs))
             | (ModeName::Ipvs, Some(ModeName::Iptables)) => {

@@ -9,13 +9,14 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
 };
 
 use hashbrown::HashSet;
+use net::Family;
 use prometheus::IntGauge;
 use tokio::{
     sync::{Mutex, MutexGuard, watch},
@@ -23,7 +24,7 @@ use tokio::{
 };
 
 use super::userspace::assignments::{Assignments, FlowToPass};
-use crate::hold::{Holding, Others};
+use crate::hold::{Holding, InheritedSocket, Others};
 
 /// How long a successor waits for the sync that hands connections to it.
 const SYNC: Duration = Duration::from_secs(2);
@@ -60,6 +61,11 @@ impl OtherProcesses {
         }
     }
 
+    /// Returns whether `others` require a different treatment of sockets and rules.
+    pub(super) fn differs(&self, others: &OtherProcesses) -> bool {
+        self.effect() != others.effect()
+    }
+
     /// Returns what decides about sockets and rules.
     fn effect(&self) -> (bool, bool) {
         (self.yields(), self.has_predecessor())
@@ -73,90 +79,96 @@ struct State {
     applied: watch::Sender<Option<OtherProcesses>>,
     /// Held while rules and routes are written.
     capturing: Mutex<()>,
-    /// The relay of connections in this process; `None`: the kernel forwards them.
-    relay: Option<Relay>,
-    /// Whether everything that this process should serve has been applied.
-    serves: AtomicBool,
-}
-
-/// State of a process that relays connections itself.
-#[derive(Debug)]
-struct Relay {
-    connections: IntGauge,
+    /// Open TCP connections; unset until something is relayed.
+    connections: OnceLock<IntGauge>,
     holding: Holding,
     assignments: Arc<Assignments>,
     /// Numbers of the UDP flows that the holder has for the next process.
     passed: parking_lot::Mutex<HashSet<u64>>,
+    /// Whether everything that this process should serve has been applied.
+    serves: AtomicBool,
 }
 
 /// Shared by the mode and the code that talks to other processes.
 #[derive(Clone, Debug)]
 pub struct Handover(Arc<State>);
 
+impl Default for Handover {
+    /// The state of a process without a holder.
+    fn default() -> Self {
+        Handover::new(Holding::default())
+    }
+}
+
 impl Handover {
-    /// The shared state of a process that relays. `connections` counts its open TCP connections,
-    /// `holding` keeps its sockets while no process runs, and `assignments` has the endpoints of
-    /// its clients.
-    pub fn new(connections: IntGauge, holding: Holding, assignments: Arc<Assignments>) -> Self {
-        Handover::with(Some(Relay {
-            connections,
-            holding,
-            assignments,
-            passed: parking_lot::Mutex::default(),
-        }))
-    }
-
-    /// The shared state of a process whose connections are all forwarded by the kernel: it has only
-    /// rules to hand over.
-    pub fn of_rules() -> Self {
-        Handover::with(None)
-    }
-
-    fn with(relay: Option<Relay>) -> Self {
+    /// The shared state of a process whose sockets `holding` keeps while no process runs. It may
+    /// have none, as long as the kernel forwards all connections.
+    pub fn new(holding: Holding) -> Self {
         Handover(Arc::new(State {
             others: watch::Sender::default(),
             applied: watch::Sender::default(),
             capturing: Mutex::default(),
-            relay,
+            connections: OnceLock::new(),
+            holding,
+            assignments: Arc::default(),
+            passed: parking_lot::Mutex::default(),
             serves: AtomicBool::default(),
         }))
     }
 
     /// Returns how many connections would end with this process.
     pub fn active_connections(&self) -> usize {
-        let relay = self.0.relay.as_ref();
-        relay.map_or(0, |relay| {
-            usize::try_from(relay.connections.get()).unwrap_or(0)
-        })
+        let open = self.0.connections.get().map_or(0, IntGauge::get);
+        usize::try_from(open).unwrap_or(0)
     }
 
-    /// The keeper of its sockets while no process runs; `None`: it has no sockets.
-    pub fn holding(&self) -> Option<&Holding> {
-        self.0.relay.as_ref().map(|relay| &relay.holding)
+    /// Has `connections` count the open TCP connections of this process.
+    pub fn count(&self, connections: IntGauge) {
+        // All that relay in this process share their counters.
+        let _ = self.0.connections.set(connections);
     }
 
-    /// Returns which endpoint each client is assigned to; `None`: the kernel knows.
-    pub fn assignments(&self) -> Option<&Arc<Assignments>> {
-        self.0.relay.as_ref().map(|relay| &relay.assignments)
+    /// The keeper of its sockets while no process runs.
+    pub fn holding(&self) -> &Holding {
+        &self.0.holding
+    }
+
+    /// Returns which endpoint each client is assigned to, as far as the kernel does not know.
+    pub fn assignments(&self) -> &Arc<Assignments> {
+        &self.0.assignments
+    }
+
+    /// Closes the sockets and drops the assignments that other processes gave, as nothing is relayed
+    /// here.
+    pub fn refuse(&self) {
+        let State {
+            holding,
+            assignments,
+            ..
+        } = &*self.0;
+        let inherited = holding.take_inherited(|_| true);
+        inherited.into_iter().for_each(InheritedSocket::close);
+        drop(holding.take_flows());
+        drop(holding.take_notes());
+        for family in Family::ALL {
+            assignments.drop_inherited(family);
+        }
     }
 
     /// Leaves new packets and connections to the holder, for the next process, which continues with
     /// the assigned endpoints. Must be called again until this process ends: a worker that is in
     /// the middle of receiving may begin flows, which are passed on then.
     pub fn leave(&self) {
-        let Some(relay) = &self.0.relay else {
-            return;
-        };
-        let Relay {
+        let State {
             holding,
             assignments,
             ..
-        } = relay;
+        } = &*self.0;
         if !holding.is_left() {
             holding.leave();
             holding.note(assignments.records());
         }
-        let mut passed = relay.passed.lock();
+        let mut passed = self.0.passed.lock();
         let new = assignments.flows_to_pass(|number| passed.contains(&number));
         passed.extend(new.iter().map(|one| one.flow.number()));
         let new = new.into_iter();
@@ -165,25 +177,21 @@ impl Handover {
 
     /// Leaves the sockets to the successor as they are, at the end of this process.
     pub fn leave_to_successor(&self) {
-        if let Some(holding) = self.holding() {
-            holding.leave();
-        }
+        self.holding().leave();
     }
 
     /// Changes what is known of other processes, and with it which process accepts.
     fn change(&self, change: impl FnOnce(&mut OtherProcesses)) {
         self.0.others.send_modify(|others| {
             change(others);
-            if let Some(holding) = self.holding() {
-                holding.set_turns(others.accept());
-            }
+            self.holding().set_turns(others.accept());
         });
     }
 
     /// Returns whether connections that come in while no process runs wait for the next
     /// one: the holder has all sockets, and there is no successor.
     pub fn is_held(&self) -> bool {
-        self.holding().is_some_and(Holding::is_complete) && !self.has_successor()
+        self.holding().is_complete() && !self.has_successor()
     }
 
     /// Returns whether a successor's listeners are open.
@@ -273,8 +281,7 @@ impl Handover {
 
     /// Returns whether the state that the last sync acted on differs in effect from `others`.
     pub(super) fn differs(&self, others: &OtherProcesses) -> bool {
-        let applied = self.0.applied.borrow().unwrap_or_default();
-        applied.effect() != others.effect()
+        self.0.applied.borrow().unwrap_or_default().differs(others)
     }
 
     /// Returns the right to write rules and routes, while it is kept; `None`: a
@@ -365,11 +372,7 @@ mod tests {
     use super::*;
 
     fn handover() -> Handover {
-        Handover::new(
-            IntGauge::new("connections", "open").unwrap(),
-            Holding::default(),
-            Arc::default(),
-        )
+        Handover::default()
     }
 
     #[tokio::test]

@@ -10,10 +10,10 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use net::{Family, Protocol};
+use net::{Family, PerFamily, Protocol};
 
 use super::{
-    Asked, Compared, Explanation, Outcomes, Packet, Reason, unsupported,
+    Asked, Compared, Explanation, Outcomes, Packet, Reason, SyncReport, unsupported,
     userspace::{self, NodePortRelay},
 };
 use crate::services::{ServiceMap, ServicePort};
@@ -55,14 +55,14 @@ pub fn render(map: &ServiceMap, addresses: &[IpAddr], text: &mut impl Write) -> 
     Ok(())
 }
 
-/// Has `relay` listen on the node ports in `map`, and completes the `outcomes` of a sync.
-pub fn sync(
-    relay: &mut NodePortRelay,
+/// Completes the `outcomes` of a sync with the reports on node ports that are `relayed`.
+pub fn report(
+    relayed: PerFamily<Option<SyncReport>>,
     map: &ServiceMap,
     asked: Asked<'_>,
     outcomes: &mut Outcomes,
 ) {
-    for (family, relayed) in relay.sync(map, asked) {
+    for (family, relayed) in relayed {
         // A family whose sync failed as a whole will be asked for again.
         let (Some(relayed), Some(Ok(report)), Some(changes)) = (
             relayed,

@@ -34,7 +34,7 @@ pub use failed::FailedPorts;
 pub use metrics::{Metrics, Unwritten, UnwrittenCounter};
 use net::{Family, PerFamily};
 use netlink::conntrack;
-pub use unsupported::{Done, Reason, Unsupported};
+pub use unsupported::{Done, Reason, Unsupported, unsupported_mode};
 
 use self::progress::SyncProgress;
 use crate::{

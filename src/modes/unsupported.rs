@@ -176,6 +176,21 @@ impl Reason {
     }
 }
 
+/// Lists the ServicePorts of `family` that choose userspace mode and cannot be relayed in any case,
+/// of those that a sync of `changes` has to apply.
+pub fn unsupported_mode(family: Family, map: &ServiceMap, changes: &Changes) -> Vec<Unsupported> {
+    of_changed(family, map, changes, |port| {
+        let is_refused = port.preferences().mode.is_some() && !port.is_relayed();
+        is_refused.then(|| {
+            let why = format!(
+                "{} is not relayed, so the mode of the node serves it",
+                port.name.protocol
+            );
+            Reason::new(Preferences::MODE, why)
+        })
+    })
+}
+
 /// Lists the `reasons` for the ServicePorts of `family` that a sync of `changes` has to apply.
 pub fn of_changed<R>(
     family: Family,

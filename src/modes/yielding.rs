@@ -127,7 +127,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_gave_way_writes_again_with_a_full_sync_when_the_other_is_gone() {
-        let handover = &Handover::of_rules();
+        let handover = &Handover::default();
         let yielding = &mut Yielding::new(handover.clone());
         let [changes, later] = ["dns:udp", "quic:udp"].map(|stale| {
             let mut changes = Changes::default();
@@ -164,7 +164,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_has_not_served_leaves_it_to_the_other_to_repair() {
-        let handover = Handover::of_rules();
+        let handover = Handover::default();
         let yielding = Yielding::new(handover.clone());
         let _predecessor = handover.follows();
         assert!(!is_due(&yielding).await);

@@ -71,6 +71,9 @@ pub struct Preferences {
     /// `tripod.proxy/ports`: ranges of ports that are forwarded port for port, in addition to the
     /// ports in the spec; empty if not given or malformed.
     pub ports: Box<[PortRange]>,
+    /// `tripod.proxy/mode`: the mode that serves it, in place of the node's; `None` if not given or
+    /// malformed.
+    pub mode: Option<OwnMode>,
     /// Annotations whose values cannot be parsed, each with the reason. They count as not given.
     pub malformed: Vec<(&'static str, String)>,
     /// Why the Service is not served at all its addresses: there are too many; `None` if it is.
@@ -107,6 +110,9 @@ impl Preferences {
     /// Annotation that says which connections end with a reset.
     pub const RESET: &str = "tripod.proxy/reset";
 
+    /// Annotation that names the mode that serves a Service, in place of the node's.
+    pub const MODE: &str = "tripod.proxy/mode";
+
     /// The maximum numbers of connections, each with its annotation.
     pub fn limits(&self) -> impl Iterator<Item = (&'static str, NonZeroU32)> {
         let limits = [
@@ -140,6 +146,13 @@ pub const SETTLED: Duration = Duration::from_millis(300);
 pub enum Reset {
     /// Those to an endpoint that has left all EndpointSlices, or that is ejected.
     Gone,
+}
+
+/// A mode that a Service may choose, whatever the mode of the node is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OwnMode {
+    /// Its connections are relayed as in userspace mode.
+    Userspace,
 }
 
 /// How packets get from the node to an endpoint (`ip_vs.h`,
@@ -315,6 +328,10 @@ pub(super) fn preferences(metadata: &Meta, names: &mut Names) -> Preferences {
         ports: read
             .value(Preferences::PORTS, port_ranges::parse)
             .unwrap_or_default(),
+        mode: read.value(Preferences::MODE, |value| match value {
+            "userspace" => Ok(OwnMode::Userspace),
+            _ => Err("mode is userspace; the mode of the node is used".to_owned()),
+        }),
         malformed,
         too_many_addresses: None,
     }
@@ -492,6 +509,7 @@ mod tests {
             ("other.example/scheduler", "sh"),
         ]);
         let expected = Preferences {
+            mode: None,
             scheduler: Some("wrr".into()),
             forwarding: Some(Forwarding::FullNat),
             drain_timeout: Some(Duration::from_secs(90)),

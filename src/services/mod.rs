@@ -46,7 +46,7 @@ pub use absence::{Absence, Missing};
 pub use changes::{Changes, Former, MOST_WAITING, Stale};
 pub use endpoint::{Endpoint, Endpoints, NotUsed, Reach, endpoint_words};
 pub use extensions::{
-    DEFAULT_WEIGHT, Forwarding, Preferences, ProxyProtocol, Reset, Retry, SETTLED, WEIGHT,
+    DEFAULT_WEIGHT, Forwarding, OwnMode, Preferences, ProxyProtocol, Reset, Retry, SETTLED, WEIGHT,
     WhenNoneReady,
 };
 pub use invalid::{Invalid, Reduced};
@@ -88,11 +88,34 @@ pub struct Counts {
     pub ranges: usize,
 }
 
+/// The names of the ServicePorts that are relayed, next to a mode of the kernel.
+pub type Relayed = Arc<hashbrown::HashSet<ServicePortName>>;
+
+/// The ServicePorts of a [`ServiceMap`] that one mode serves.
+#[derive(Clone, Debug, Default, PartialEq)]
+enum Part {
+    #[default]
+    All,
+    Only(Relayed),
+    Without(Relayed),
+}
+
+impl Part {
+    fn has(&self, name: &ServicePortName) -> bool {
+        match self {
+            Part::All => true,
+            Part::Only(names) => names.contains(name),
+            Part::Without(names) => !names.contains(name),
+        }
+    }
+}
+
 /// Every ServicePort that this node should serve.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ServiceMap {
     /// Copied on change while there is another reference to it.
     ports: Arc<ServicePorts>,
+    part: Part,
     counts: PerFamily<Counts>,
     node: Option<Arc<Node>>,
     service_networks: Vec<IpNet>,
@@ -101,7 +124,23 @@ pub struct ServiceMap {
 impl ServiceMap {
     /// Returns the ServicePort of that name, if the node should serve it.
     pub fn get(&self, name: &ServicePortName) -> Option<&Arc<ServicePort>> {
-        self.ports.get(name)
+        self.ports.get(name).filter(|_| self.part.has(name))
+    }
+
+    /// Returns the same map with only those ServicePorts that are `relayed`. Copies none.
+    pub fn only(&self, relayed: &Relayed) -> ServiceMap {
+        ServiceMap {
+            part: Part::Only(Arc::clone(relayed)),
+            ..self.clone()
+        }
+    }
+
+    /// Returns the same map without those ServicePorts that are `relayed`. Copies none.
+    pub fn without(&self, relayed: &Relayed) -> ServiceMap {
+        ServiceMap {
+            part: Part::Without(Arc::clone(relayed)),
+            ..self.clone()
+        }
     }
 
     /// Returns the Node object of this node; `None` until it is known.
@@ -122,7 +161,8 @@ impl ServiceMap {
 
     /// Returns all ServicePorts, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<ServicePort>> {
-        self.ports.values()
+        let ports = self.ports.values();
+        ports.filter(|port| self.part.has(&port.name))
     }
 
     /// Returns all ServicePorts, sorted by name.

@@ -17,7 +17,7 @@ use super::{
     ServicePortName,
     absence::Missing,
     endpoint::Endpoints,
-    extensions::{Preferences, Reset},
+    extensions::{OwnMode, Preferences, Reset},
     owners::{AddressKind, Conflict},
 };
 
@@ -183,6 +183,11 @@ impl ServicePort {
     /// because the Service wants it, or they are in use although they are not ready.
     pub fn is_ejecting(&self) -> bool {
         self.may_eject(self.last_ready() > 0)
+    }
+
+    /// Returns whether it asks to be relayed, whatever the mode of the node is. SCTP is not relayed.
+    pub fn is_relayed(&self) -> bool {
+        self.preferences().mode == Some(OwnMode::Userspace) && self.name.protocol != Protocol::Sctp
     }
 
     /// Returns whether its connections to endpoints that are gone end with a reset.

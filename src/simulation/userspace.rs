@@ -36,7 +36,7 @@ use crate::{
         cleanup::{Cleanup, Running},
         handover::Handover,
         userspace::{
-            Capture, ConnectionLimits, Counters, DialLimits, Installed, Listening, Options,
+            Capture, ConnectionLimits, Counters, DialLimits, Installed, Listening, Options, Role,
             Userspace,
             capture::{Requested, choose},
         },
@@ -89,7 +89,8 @@ fn mode_with(kernel: &Kernel, capture: Requested, node_ports: Arc<NodePorts>) ->
         tcp_user_timeout: Duration::ZERO,
         rings: Default::default(),
         limits: ConnectionLimits::default(),
-        holding: Default::default(),
+        role: Role::Mode,
+        handover: Default::default(),
     };
     let choice = choose(capture, kernel).expect("the capture");
     let capture = Capture::new(choice, kernel).expect("capture");
@@ -97,8 +98,8 @@ fn mode_with(kernel: &Kernel, capture: Requested, node_ports: Arc<NodePorts>) ->
     let mode = Userspace::new(options, kernel, capture, counters).expect("threads");
     LISTENING.set(mode.listening());
     let handover = mode.handover();
-    if let (Some(clients), Some(assignments)) = (CLIENTS.take(), handover.assignments()) {
-        assignments.inherit(clients);
+    if let Some(clients) = CLIENTS.take() {
+        handover.assignments().inherit(clients);
     }
     HANDOVER.set(Some(handover));
     mode
@@ -174,8 +175,8 @@ impl<C: Captures> Promises for C {
 
     fn leave(&self) -> bool {
         let clients = HANDOVER.with_borrow(|handover| {
-            let assignments = handover.as_ref().and_then(Handover::assignments);
-            assignments.map(|assignments| assignments.records())
+            let handover = handover.as_ref()?;
+            Some(handover.assignments().records())
         });
         let leaves = clients.is_some();
         CLIENTS.set(clients);

@@ -2,22 +2,23 @@
 
 use std::{error::Error, net::IpAddr, sync::Arc};
 
-use net::Family;
+use net::{Family, PerFamily};
 use prometheus::Registry;
 
-use super::mode::AnyMode;
+use super::{chosen::Parts, mode::AnyMode};
 use crate::{
     cli::Settings,
     config::ModeName,
-    hold::Holding,
     kernel::probe::{Ability, Kernel},
     modes::{
         UnwrittenCounter,
+        handover::Handover,
         iptables::{self, Iptables},
         ipvs::{self, Ipvs},
         nftables::{self, Nftables, refused_on_loopback},
         userspace::{
-            self, Capture, Counters, NodePortRelay, RelayMetrics, Rings, Userspace, capture,
+            self, Capture, Counters, NodePortRelay, RelayMetrics, Rings, Role, Userspace,
+            capture::{self, Method, Requested},
         },
     },
     node::{self, NodePorts},
@@ -33,6 +34,9 @@ pub(super) struct NodeContext<'a> {
     pub(super) registry: &'a Registry,
     pub(super) metrics: &'a Metrics,
     pub(super) rings: Rings,
+    pub(super) handover: Handover,
+    /// How Services that choose userspace mode are captured in modes of the kernel.
+    pub(super) capture: Requested,
 }
 
 impl NodeContext<'_> {
@@ -64,6 +68,7 @@ impl NodeContext<'_> {
                     configured: self.settings.effective.clone(),
                     node_ports: Arc::clone(self.node_ports),
                     counted: self.settings.own.counted(),
+                    delivers: self.delivers(),
                     metrics: metrics(&nftables::UNWRITTEN)?,
                 };
                 refused_on_loopback::register(self.registry, &setup.configured.node_ports)?;
@@ -92,11 +97,6 @@ impl NodeContext<'_> {
         }
         let capture = Capture::new(choice, self.kernel)?;
         let options = userspace::Options {
-            holding: settings
-                .own
-                .holder_socket
-                .clone()
-                .map_or_else(Holding::default, Holding::at),
             rings: self.rings.clone(),
             ..self.data_path()?
         };
@@ -113,7 +113,10 @@ impl NodeContext<'_> {
     ///
     /// # Errors
     /// When its threads cannot be started.
-    pub(super) fn relay(&self, name: ModeName) -> Result<Option<NodePortRelay>, Box<dyn Error>> {
+    pub(super) fn relay(
+        &self,
+        name: ModeName,
+    ) -> Result<Option<(NodePortRelay, Counters)>, Box<dyn Error>> {
         // For Services that name none.
         let scheduler = match name {
             ModeName::Ipvs => self.settings.effective.scheduler,
@@ -132,8 +135,43 @@ impl NodeContext<'_> {
         };
         let counters = Counters::register(self.registry)?;
         let metrics = RelayMetrics::register(self.registry)?;
-        let relay = NodePortRelay::new(options, addresses, counters, metrics)?;
-        Ok(Some(relay))
+        let relay = NodePortRelay::new(options, addresses, counters.clone(), metrics)?;
+        Ok(Some((relay, counters)))
+    }
+
+    /// The parts of the mode that relays Services in the mode of that name, if they choose it.
+    /// `counters` are those that are registered already.
+    ///
+    /// # Errors
+    /// When the node has no name.
+    pub(super) fn chosen(
+        &self,
+        name: ModeName,
+        counters: Option<Counters>,
+    ) -> Result<Option<Parts>, Box<dyn Error>> {
+        if name == ModeName::Userspace {
+            return Ok(None);
+        }
+        Ok(Some(Parts {
+            options: userspace::Options {
+                role: Role::Chosen,
+                transparent: false,
+                ..self.data_path()?
+            },
+            kernel: self.kernel.clone(),
+            capture: self.capture,
+            counters,
+            registry: self.registry.clone(),
+        }))
+    }
+
+    /// The families in which Services that choose userspace mode are captured by routes.
+    fn delivers(&self) -> PerFamily<bool> {
+        let choice = capture::choose(self.capture, self.kernel);
+        choice.map_or_else(
+            |_| PerFamily::default(),
+            |choice| choice.methods.map(|_, method| method == Method::Local),
+        )
     }
 
     fn data_path(&self) -> Result<userspace::Options, Box<dyn Error>> {
@@ -147,7 +185,8 @@ impl NodeContext<'_> {
             node_ports: Arc::clone(self.node_ports),
             detect_local: effective.detect_local.clone(),
             workers: userspace::workers(settings.own.workers),
-            holding: Holding::default(),
+            role: Role::Mode,
+            handover: self.handover.clone(),
             transparent: settings.own.transparent,
             dial: userspace::DialLimits {
                 attempts: settings.own.dial_attempts,

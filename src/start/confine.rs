@@ -14,7 +14,6 @@ use crate::{
         Rings,
         capture::{self, Method},
     },
-    node::NodePorts,
 };
 
 /// The lock of the legacy iptables (`iptables(8)`).
@@ -37,21 +36,12 @@ pub fn confine(settings: &Settings) {
 /// rights: the threads that examined the kernel must have ended, and no lasting one may exist yet.
 /// Returns whether programs may be started. Requested confinement that this kernel refuses is added
 /// to `chosen.lost`.
-pub(super) fn to_serve(
-    settings: &Settings,
-    chosen: &mut Chosen,
-    node_ports: &NodePorts,
-    rings: &Rings,
-) -> Programs {
+pub(super) fn to_serve(settings: &Settings, chosen: &mut Chosen, rings: &Rings) -> Programs {
     let why = programs_for(settings, chosen.mode, &chosen.kernel);
-    let relays = match chosen.mode {
-        ModeName::Userspace => true,
-        ModeName::Nftables | ModeName::Ipvs => !node_ports.loopback().is_empty(),
-        ModeName::Iptables => false,
-    };
     let serving = Serving {
         programs: why.is_some(),
-        relays,
+        // In any mode, a Service may choose userspace mode later.
+        relays: true,
         rings: !rings.is_empty(),
         watches_files: settings.own.manifests.is_some() || settings.file.is_some(),
     };

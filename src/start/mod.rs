@@ -2,6 +2,7 @@
 
 mod addresses;
 mod build;
+mod chosen;
 mod confine;
 mod ending;
 #[cfg(any(test, fuzzing))]
@@ -30,7 +31,7 @@ use crate::{
     cli::{Cleanup, Job, Settings},
     events::Recorder,
     hold,
-    modes::userspace::Rings,
+    modes::{handover::Handover, userspace::Rings},
     node::{self, NodePorts},
     runner::metrics::Metrics,
     test, trace,
@@ -109,6 +110,8 @@ async fn init(settings: &Settings) -> Done {
         registry: &registry,
         metrics: &Metrics::register(&registry)?,
         rings: Rings::default(),
+        handover: Handover::default(),
+        capture: settings.own.capture,
     };
     context.mode(mode)?.prepare().await?;
     tracing::info!(%mode, "this node is prepared");

@@ -6,7 +6,7 @@ use net::{Family, PerFamily};
 use tokio::sync::Mutex;
 use xtables::Engine;
 
-use super::takeover::TakeOver;
+use super::{chosen::Chosen, takeover::TakeOver};
 use crate::{
     config::ModeName,
     modes::{
@@ -119,23 +119,19 @@ pub(super) struct ServingMode {
     yielding: Option<Yielding>,
     /// Node ports on loopback addresses in modes of the kernel; `None`: none are served.
     relay: Option<NodePortRelay>,
+    /// Services that choose userspace mode in modes of the kernel; `None`: it is the mode.
+    chosen: Option<Chosen>,
     takeover: TakeOver,
 }
 
-/// Returns what `mode`, with this `relay`, hands over to other processes.
-pub(super) fn handover(mode: &AnyMode, relay: Option<&NodePortRelay>) -> Handover {
-    match mode {
-        AnyMode::Userspace(mode) => mode.handover(),
-        _ => relay.map_or_else(Handover::of_rules, NodePortRelay::handover),
-    }
-}
-
 impl ServingMode {
-    /// Has `mode` sync, with `relay` for node ports on loopback addresses. When it serves,
-    /// `takeover` removes the state of other modes.
+    /// Has `mode` sync, with `relay` for node ports on loopback addresses, and next to it the mode of
+    /// Services that have `chosen` userspace mode. When it serves, `takeover` removes the state of
+    /// other modes.
     pub(super) fn new(
         mode: AnyMode,
         relay: Option<NodePortRelay>,
+        chosen: Option<Chosen>,
         handover: Handover,
         takeover: TakeOver,
     ) -> ServingMode {
@@ -148,6 +144,7 @@ impl ServingMode {
             yielding: (!yields_itself).then(|| Yielding::new(handover.clone())),
             handover,
             relay,
+            chosen,
             takeover,
         }
     }
@@ -169,6 +166,27 @@ impl ServingMode {
         }
     }
 
+    /// Syncs the mode, and before and after it what is relayed next to it.
+    async fn sync_both(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
+        let Some(mut chosen) = self.chosen.take() else {
+            return self.sync_mode(map, asked).await;
+        };
+        let mut outcomes = if chosen.is_there() {
+            let changes = chosen.begin(map, asked).await;
+            let due = changes.as_ref().map(|_, changes| changes.as_deref());
+            self.sync_mode(&chosen.others(map), due).await
+        } else {
+            let outcomes = self.sync_mode(map, asked).await;
+            if asked.v4.is_some() && asked.v6.is_some() {
+                self.handover.refuse();
+            }
+            outcomes
+        };
+        chosen.end(map, asked, &mut outcomes).await;
+        self.chosen = Some(chosen);
+        outcomes
+    }
+
     /// Compares the kernel with the state that the mode wants.
     async fn compare_mode(&mut self, map: &ServiceMap) -> Compared {
         if self.yielding.as_ref().is_some_and(Yielding::yields) {
@@ -188,17 +206,31 @@ impl Mode for ServingMode {
     }
 
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
+        if let Some(chosen) = &mut self.chosen {
+            chosen.prepare(map, asked);
+        }
         self.takeover.begin_sync().await;
-        let mut outcomes = self.sync_mode(map, asked).await;
-        if let Some(relay) = &mut self.relay {
-            localhost::sync(relay, map, asked, &mut outcomes);
+        // First: what other processes give is taken by the first that can use it.
+        let on_loopback = self.relay.as_mut().map(|relay| relay.sync(map, asked));
+        let mut outcomes = self.sync_both(map, asked).await;
+        if let Some(on_loopback) = on_loopback {
+            localhost::report(on_loopback, map, asked, &mut outcomes);
         }
         self.takeover.end_sync(asked, &outcomes).await;
         outcomes
     }
 
     async fn compare(&mut self, map: &ServiceMap) -> Compared {
-        let compared = self.compare_mode(map).await;
+        let mut compared = match &self.chosen {
+            Some(chosen) if chosen.is_there() => {
+                let others = chosen.others(map);
+                self.compare_mode(&others).await
+            }
+            _ => self.compare_mode(map).await,
+        };
+        if let Some(chosen) = &mut self.chosen {
+            compared = chosen.compare(map, compared).await;
+        }
         match &self.relay {
             Some(relay) => localhost::compare(relay, compared),
             None => compared,
@@ -207,6 +239,9 @@ impl Mode for ServingMode {
 
     async fn explain(&mut self, map: &ServiceMap, packet: &Packet) -> ExplainResult {
         let mut explanation = self.mode.lock().await.explain(map, packet).await?;
+        if let Some(chosen) = &mut self.chosen {
+            explanation = chosen.explain(map, packet, explanation).await?;
+        }
         if let Some(relay) = &self.relay {
             localhost::explain(relay, packet, &mut explanation);
         }
@@ -227,9 +262,16 @@ impl Mode for ServingMode {
                 None => pending().await,
             }
         };
+        let chosen_due = async {
+            match &mut self.chosen {
+                Some(chosen) => chosen.externally_modified().await,
+                None => pending().await,
+            }
+        };
         tokio::select! {
             () = due => {}
             () = relay_due => {}
+            () = chosen_due => {}
             () = self.takeover.returned() => {}
         }
     }

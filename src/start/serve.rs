@@ -20,9 +20,11 @@ use tokio::{
 use super::{
     Done,
     addresses::{self, Addresses},
-    build, confine, ending,
-    mode::{self, ServingMode},
-    probe::{self, Chosen},
+    build,
+    chosen::Chosen,
+    confine, ending,
+    mode::ServingMode,
+    probe::{self, Chosen as ChosenMode},
     programs::{Need, Programs},
     progress,
     report::{self, node_dependents},
@@ -37,8 +39,10 @@ use crate::{
     config::{FeatureGate, KubeProxyConfiguration, ModeName},
     ejection,
     events::{self, Event, Recorder},
-    first_answer, lifecycle,
-    modes::{Mode, cleanup::Running},
+    first_answer,
+    hold::Holding,
+    lifecycle,
+    modes::{Mode, cleanup::Running, handover::Handover, userspace::capture::Requested},
     native_histograms,
     node::{self, NodePorts},
     reset,
@@ -79,12 +83,14 @@ async fn begin_to_serve(settings: Settings, signals: ending::Signals) -> Done {
     node::set_oom_score(settings.configuration.oom_score_adj);
     let node_ports = Arc::new(NodePorts::new(&effective.node_ports, effective.node_ip));
     let rings = rings::make(&settings, &mut choice);
-    let programs = confine::to_serve(&settings, &mut choice, &node_ports, &rings);
+    let programs = confine::to_serve(&settings, &mut choice, &rings);
     let source = source(&settings, &registry, &programs).await?;
     let recorder = recorder(&source, &node);
     let node_settings = begin(&choice, &settings, &recorder);
 
     let metrics = Metrics::register(&registry)?;
+    let holder = settings.own.holder_socket.clone();
+    let handover = Handover::new(holder.map_or_else(Holding::default, Holding::at));
     let context = build::NodeContext {
         settings: &settings,
         kernel: &choice.kernel,
@@ -92,21 +98,30 @@ async fn begin_to_serve(settings: Settings, signals: ending::Signals) -> Done {
         registry: &registry,
         metrics: &metrics,
         rings,
+        handover: handover.clone(),
+        capture: if programs.are_forbidden() {
+            Requested::Local
+        } else {
+            settings.own.capture
+        },
     };
     let mode = choice.mode;
-    let (proxy, relay) = (context.mode(mode)?, context.relay(mode)?);
+    let proxy = context.mode(mode)?;
+    let (relay, counters) = context.relay(mode)?.unzip();
+    let chosen = context.chosen(mode, counters)?;
     tracing::info!(%node, %mode, objects = %source, "starting");
-    let handover = mode::handover(&proxy, relay.as_ref());
     let counted = settings.own.counted();
     let traffic = traffic::source(&proxy, &node_ports, &counted);
     let running = Running {
         mode: Some(mode),
         engines: proxy.engines(),
+        relay: Arc::default(),
         exclude: effective.ipvs_exclude.clone().into(),
     };
+    let chosen = chosen.map(|parts| Chosen::new(parts, Arc::clone(&running.relay)));
     let takeover = TakeOver::new(running, handover.clone(), programs.clone());
     let mut runner = Runner::new(
-        ServingMode::new(proxy, relay, handover.clone(), takeover),
+        ServingMode::new(proxy, relay, chosen, handover.clone(), takeover),
         Tracker::new(&node),
         options,
         Arc::clone(&health),
@@ -246,7 +261,7 @@ fn recorder(source: &Source, node: &str) -> Recorder {
 
 /// Prepares the node, and reports to the cluster that this process starts and what it does without.
 /// Returns the kernel settings that apply from now on.
-fn begin(choice: &Chosen, settings: &Settings, recorder: &Recorder) -> Vec<Setting> {
+fn begin(choice: &ChosenMode, settings: &Settings, recorder: &Recorder) -> Vec<Setting> {
     recorder.post(Event::starting());
     let node_settings = node::prepare(&settings.configuration, recorder);
     report::report(choice, settings, recorder);
@@ -254,7 +269,7 @@ fn begin(choice: &Chosen, settings: &Settings, recorder: &Recorder) -> Vec<Setti
 }
 
 /// Content of the pages about this process.
-fn introspection(settings: &Settings, choice: Chosen, registry: &Registry) -> Introspection {
+fn introspection(settings: &Settings, choice: ChosenMode, registry: &Registry) -> Introspection {
     let flags = settings.flags.iter();
     let flags = flags.map(|(name, value)| ((*name).to_owned(), value.clone()));
     let gate = |gate: FeatureGate| serve::Gate {
@@ -323,7 +338,7 @@ fn serve_pages(
 }
 
 /// Facts about this process that the API shows and that never change.
-fn about(settings: &Settings, choice: &Chosen, node: &str, source: &Source) -> About {
+fn about(settings: &Settings, choice: &ChosenMode, node: &str, source: &Source) -> About {
     About {
         started: SystemTime::now(),
         node: node.to_owned(),

@@ -50,6 +50,8 @@ pub enum Meta {
     Mark = 3,
     /// Name of the interface by which it came.
     InputName = 6,
+    /// Name of the interface by which it goes.
+    OutputName = 7,
 }
 
 impl Meta {
@@ -58,6 +60,7 @@ impl Meta {
             Meta::L4Proto => "meta l4proto",
             Meta::Mark => "meta mark",
             Meta::InputName => "iifname",
+            Meta::OutputName => "oifname",
         }
     }
 }
@@ -155,7 +158,7 @@ impl Field {
             Field::SourcePort | Field::DestinationPort => DataType::Port,
             Field::Meta(Meta::L4Proto) => DataType::Protocol,
             Field::Meta(Meta::Mark) => DataType::Mark,
-            Field::Meta(Meta::InputName) => DataType::IfName,
+            Field::Meta(Meta::InputName | Meta::OutputName) => DataType::IfName,
             Field::Ct(Ct::State, _) => DataType::CtState,
             Field::Ct(Ct::Direction, _) => DataType::CtDirection,
             Field::Ct(Ct::Status, _) => DataType::CtStatus,

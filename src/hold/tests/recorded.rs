@@ -156,7 +156,7 @@ async fn replay_holder(
                 held.extend(proxy.hold(description, socket, false));
             }
             "release" => drop(held.pop()),
-            "release-given" => drop(proxy.take_inherited()),
+            "release-given" => drop(proxy.take_inherited(|_| true)),
             "note" => {
                 proxy.note(vec![NOTE.to_vec()]);
                 let socket: Arc<dyn AsFd + Send + Sync> = Arc::<UdpSocket>::clone(socket);

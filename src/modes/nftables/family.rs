@@ -55,6 +55,7 @@ impl ServedFamily {
             &setup.counted,
             self.features,
         );
+        options.delivers = *setup.delivers.get(self.table.family());
         let applied = self.table.options().map(|applied| applied.tcp_be_liberal);
         options.tcp_be_liberal = tcp_be_liberal(options.tcp_be_liberal, applied, changes);
         options

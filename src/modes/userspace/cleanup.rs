@@ -19,8 +19,8 @@ pub struct Installed;
 
 /// The families in which capture by routes is stale.
 fn routed(running: &Running) -> Vec<Family> {
-    if running.is(ModeName::Userspace) {
-        running.with_rules()
+    if running.captures() {
+        running.captured_by_rules()
     } else {
         Family::ALL.to_vec()
     }
@@ -35,7 +35,7 @@ impl Cleanup for Installed {
     async fn retire(&self, running: &Running) -> Result<usize, SyncError> {
         // A failure of one capture method does not prevent retiring the other.
         let open = Local::retire(&running.without_local_capture());
-        let redirected = Redirect::retire(&running.without_rules()).await?;
+        let redirected = Redirect::retire(&running.without_captured_rules()).await?;
         Ok(open? + translated(&redirected)?)
     }
 
@@ -43,7 +43,7 @@ impl Cleanup for Installed {
         let preserved = running.preserved(ModeName::Userspace);
         let rules = Redirect::cleanup(&Family::ALL, &preserved).await;
         let mut removed = rules.and(Local::cleanup(&routed(running)));
-        if !running.is(ModeName::Userspace) {
+        if !running.captures() {
             removed = removed.and(return_path::cleanup().await);
         }
         Ok(removed?)

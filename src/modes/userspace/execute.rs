@@ -25,11 +25,11 @@ use net::{Family, Frontend, PerFamily, Protocol};
 use self::{expected::Expected, previous_ports::PreviousPorts, unfiltered::Unfiltered};
 use super::{
     assignments::Assignments,
-    capture::{Desired, Extent, Scopes, Target},
+    capture::{Desired, Extent, OtherPorts, Scopes, Target},
     diff::{self, Applied, AppliedGroup, Closing, Place, Step, Steps, diff},
     listeners::{InUse, ListenerSet, inherited::InheritedSockets, redirect_ports::RedirectPorts},
     loads::Loads,
-    options::Options,
+    options::{Options, Role},
     plan::{GroupKind, GroupName, GroupPlan, listen::NodeContext},
     proxy::{Shared, counters::Counters, workers::Workers},
 };
@@ -68,11 +68,11 @@ pub struct Executor {
     handover: Handover,
     /// The other processes that the current sync acts on.
     others: OtherProcesses,
+    /// The other processes that the last whole sync acted on.
+    acted_on: OtherProcesses,
     /// The other processes for which a sync was requested.
     reported: OtherProcesses,
     progress: PerFamily<SyncProgress>,
-    /// Remedy if another program uses the port of an address.
-    if_taken: &'static str,
     /// The sockets of other programs, if an update found an address in use.
     present: Option<Sockets>,
     /// Declared last, so that all listeners on the workers are dropped first.
@@ -83,27 +83,19 @@ pub struct Executor {
 type Failed = BTreeMap<(GroupKind, Place), String>;
 
 impl Executor {
-    /// Starts an executor with its own workers and no groups yet. `if_taken` is the remedy if
-    /// another program uses the port of an address.
+    /// Starts an executor with its own workers and no groups yet.
     ///
     /// # Errors
     /// When its threads cannot be started.
-    pub fn start(
-        options: Options,
-        counters: Counters,
-        if_taken: &'static str,
-    ) -> io::Result<Executor> {
+    pub fn start(options: Options, counters: Counters) -> io::Result<Executor> {
         let shared = Shared::new(options, counters);
         let options = &shared.options;
         let workers = Workers::start(options.workers, &shared)?;
         let descriptors = shared.descriptors.clone();
         descriptors.count(0);
-        let assignments = Arc::<Assignments>::default();
-        let handover = Handover::new(
-            shared.counters.connections.clone(),
-            options.holding.clone(),
-            Arc::clone(&assignments),
-        );
+        let handover = options.handover.clone();
+        let assignments = Arc::clone(handover.assignments());
+        handover.count(shared.counters.connections.clone());
         Ok(Executor {
             loads: Loads::new(&shared.dials, &shared.captured),
             ports: RedirectPorts::new(options.port_range.clone(), descriptors),
@@ -121,9 +113,9 @@ impl Executor {
             unfiltered: Unfiltered::default(),
             handover,
             others: OtherProcesses::default(),
+            acted_on: OtherProcesses::default(),
             reported: OtherProcesses::default(),
             progress: PerFamily::default(),
-            if_taken,
             present: None,
             workers,
         })
@@ -364,7 +356,10 @@ impl Executor {
                         _ => 0,
                     },
                     name: Arc::clone(&group.group().label),
-                    other_ports,
+                    other_ports: match self.shared.options.role {
+                        Role::Chosen => OtherPorts::PassOn,
+                        Role::Mode | Role::LoopbackNodePorts => other_ports,
+                    },
                 });
                 self.capture(&frontend, target);
             }
@@ -499,7 +494,7 @@ impl Executor {
         let present = self.present.as_ref();
         let who = present.and_then(|all| all.who_has(BoundAddress { protocol, address }));
         let who = who.map_or(String::new(), |who| format!(": {who}"));
-        let helps = self.if_taken;
+        let helps = self.shared.options.role.if_taken();
         format!(
             "cannot listen on {address}: another program on this node has that port on this \
              address or on all addresses{who}; {helps}"

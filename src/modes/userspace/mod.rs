@@ -48,7 +48,7 @@ pub use self::{
     cleanup::{Installed, prepare_successor},
     loads::{EndpointLoad, Limited, Loads},
     node_port_relay::{NodePortRelay, RelayMetrics, relayed},
-    options::{Options, workers},
+    options::{Options, Role, workers},
     proxy::{
         counters::Counters,
         descriptors::Descriptors,
@@ -107,7 +107,7 @@ impl Userspace {
         capture: Capture,
         counters: Counters,
     ) -> io::Result<Self> {
-        let executor = Executor::start(options, counters, options::IF_TAKEN)?;
+        let executor = Executor::start(options, counters)?;
         let shared = Arc::clone(executor.shared());
         let transparent = Arc::clone(&shared.transparent);
         let options = &shared.options;
@@ -451,7 +451,7 @@ impl Mode for Userspace {
         let shared = Arc::clone(self.executor.shared());
         tokio::select! {
             () = self.executor.others_changed() => {}
-            () = shared.options.holding.arrived() => {}
+            () = shared.options.handover.holding().arrived() => {}
             // A process that yields writes nothing: the changes are the other process's.
             () = self.capture.externally_modified(), if !yields => {}
         }

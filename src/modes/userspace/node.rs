@@ -8,6 +8,7 @@ use super::{
     Userspace,
     capture::{self, Error, Extent},
     observe::node_addresses,
+    options::Role,
 };
 
 impl Userspace {
@@ -22,10 +23,15 @@ impl Userspace {
         self.executor.count_descriptors(extent);
         self.node.node_ports = self.executor.shared().options.node_ports.served();
         self.node.opens_listeners = !self.executor.yields();
+        let is_beside = self.executor.shared().options.role == Role::Chosen;
         let known = &mut self.node.addresses;
         if extent == Extent::Full || known.is_empty() {
             match node_addresses() {
-                Ok(addresses) => {
+                Ok(mut addresses) => {
+                    if is_beside {
+                        // There node ports are served as in the mode of the kernel.
+                        addresses.retain(|ip| !ip.is_loopback());
+                    }
                     *known = addresses;
                     self.unlisted = None;
                 }

@@ -17,7 +17,7 @@ use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
 use super::{
     capture::{Extent, Method},
     execute::Executor,
-    options::Options,
+    options::{Options, Role},
     plan::{self, GroupKind, GroupName, listen::NodeContext},
     proxy::counters::Counters,
 };
@@ -28,9 +28,6 @@ use crate::{
     sched::SchedulerName,
     services::{Changes, ExternalAddresses, ServiceMap, ServicePort, ServicePortName},
 };
-
-/// Remedy if another program uses a node port.
-const IF_TAKEN: &str = "bind it to other addresses, or leave loopback out of --nodeport-addresses";
 
 /// Metrics of the relay, under kube-proxy's names (KEP-6032).
 #[derive(Clone, Debug)]
@@ -93,7 +90,8 @@ impl NodePortRelay {
         counters: Counters,
         metrics: RelayMetrics,
     ) -> io::Result<NodePortRelay> {
-        let executor = Executor::start(options, counters, IF_TAKEN)?;
+        let role = Role::LoopbackNodePorts;
+        let executor = Executor::start(Options { role, ..options }, counters)?;
         Ok(NodePortRelay {
             executor,
             families: PerFamily::default(),

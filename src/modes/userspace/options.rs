@@ -6,14 +6,40 @@ use super::{
     proxy::{tcp::Limits as DialLimits, usage::ConnectionLimits},
     rings::Rings,
 };
-use crate::{config::DetectLocal, hold::Holding, node::NodePorts, sched::SchedulerName};
+use crate::{
+    config::DetectLocal, modes::handover::Handover, node::NodePorts, sched::SchedulerName,
+};
 
-/// Remedy if another program uses the port of a service address.
-pub(super) const IF_TAKEN: &str = "bind it to one address, or use --userspace-capture=redirect";
+/// Which Services a data path serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// All Services: it is the mode of the node.
+    Mode,
+    /// Services that choose this mode, next to a mode of the kernel, which serves the others and
+    /// decides about other ports of their addresses.
+    Chosen,
+    /// Node ports on loopback addresses, for a mode of the kernel.
+    LoopbackNodePorts,
+}
+
+impl Role {
+    /// Remedy if another program uses the port of a service address.
+    pub(super) fn if_taken(self) -> &'static str {
+        match self {
+            Role::Mode => "bind it to one address, or use --userspace-capture=redirect",
+            Role::Chosen => "bind it to one address",
+            Role::LoopbackNodePorts => {
+                "bind it to other addresses, or leave loopback out of --nodeport-addresses"
+            }
+        }
+    }
+}
 
 /// Settings of the mode.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// Which Services it serves.
+    pub role: Role,
     /// Name of this node.
     pub node: Arc<str>,
     /// `--proxy-port-range`: local ports for redirect capture; `None` for free ports that the
@@ -38,8 +64,8 @@ pub struct Options {
     pub tcp_user_timeout: Duration,
     /// `--userspace-max-connections` and `--userspace-max-connections-per-client`.
     pub limits: ConnectionLimits,
-    /// `--userspace-holder-socket`: the holder that keeps sockets from one process to the next.
-    pub holding: Holding,
+    /// The handover to and from other processes, shared by all that relay in this one.
+    pub handover: Handover,
     /// `--userspace-io`: rings for the threads of the data path.
     pub rings: Rings,
 }

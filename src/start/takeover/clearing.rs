@@ -218,7 +218,7 @@ mod tests {
                 ..Running::default()
             },
             since: Instant::now(),
-            handover: Handover::of_rules(),
+            handover: Handover::default(),
             logged: Arc::clone(&logged),
         };
         let mut builder = runtime::Builder::new_current_thread();

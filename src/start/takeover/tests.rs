@@ -85,7 +85,7 @@ impl Bench {
             mode: Some(ModeName::Userspace),
             ..Running::default()
         };
-        Bench(TakeOver::new(running, Handover::of_rules(), programs))
+        Bench(TakeOver::new(running, Handover::default(), programs))
     }
 
     async fn sync(&mut self, full: bool, outcome: Outcome) {

@@ -28,6 +28,8 @@ const SNAT: i32 = 100;
 pub(super) const FILTER: i32 = -90;
 const SERVICES: &str = "services";
 const REFUSE: &str = "refuse";
+/// Refuses packets to cluster IPs at which nothing is served, if [`Options::delivers`].
+const REFUSE_UNSERVED: &str = "refuse-unserved";
 const REFUSE_NODE_PORTS: &str = "refuse-node-ports";
 /// The chain with one rule for each protocol of [`Options::refused_on_loopback`], in its order,
 /// which counts the refused packets.
@@ -85,6 +87,15 @@ fn range(network: &IpNet) -> Element {
     }
 }
 
+/// Lets through packets of this node that are delivered to a socket of it.
+fn is_delivered() -> Rule {
+    let loopback = Test::Is(Value::Name("lo".to_owned()).octets());
+    Rule::new([
+        Statement::Match(Field::Meta(Meta::OutputName), loopback),
+        Statement::Verdict(Verdict::Return),
+    ])
+}
+
 struct Plan<'a> {
     options: &'a Options,
     sets: &'a Sets,
@@ -99,9 +110,18 @@ impl Plan<'_> {
             |chain: &str| Rule::new([is_new(), Statement::Verdict(Verdict::Jump(chain.into()))]);
         let nat = |name, hook, priority| Chain::base(name, ChainType::Nat, hook, priority);
         let filter = |name, hook| Chain::base(name, ChainType::Filter, hook, FILTER);
+        let mut chains = Vec::new();
         let mut forward = self.drops_invalid();
         forward.push(new(REFUSE));
-        let mut chains = Vec::new();
+        let mut output = vec![new(REFUSE)];
+        if self.options.delivers {
+            forward.push(new(REFUSE_UNSERVED));
+            output.push(new(REFUSE_UNSERVED));
+            let mut rules = vec![is_delivered()];
+            rules.extend(self.refuse_unserved());
+            chains.push((Chain::new(REFUSE_UNSERVED), rules));
+        }
+        output.push(new(REFUSE_NODE_PORTS));
         let mut input = vec![new(REFUSE), new(REFUSE_NODE_PORTS)];
         let on_loopback = self.refuse_on_loopback();
         if !on_loopback.is_empty() {
@@ -135,10 +155,7 @@ impl Plan<'_> {
             (Chain::new(SERVICES), self.services()),
             (Chain::new(REFUSE), self.refuse()),
             (Chain::new(REFUSE_NODE_PORTS), self.refuse_node_ports()),
-            (
-                filter("filter-output", Hook::Output),
-                vec![new(REFUSE), new(REFUSE_NODE_PORTS)],
-            ),
+            (filter("filter-output", Hook::Output), output),
             (filter("filter-forward", Hook::Forward), forward),
             (filter("filter-input", Hook::Input), input),
             (
@@ -221,12 +238,21 @@ impl Plan<'_> {
     /// An external IP may be the address of another Service's endpoint: what was translated to that
     /// is not refused.
     fn refuse(&self) -> Vec<Rule> {
-        let reject = || self.reject();
+        let refused = self.refused(Called::Address);
+        let mut rules = vec![Rule::new([is_untranslated(), refused, self.reject()])];
+        if !self.options.delivers {
+            rules.extend(self.refuse_unserved());
+        }
+        rules
+    }
+
+    /// Packets to cluster IPs that nothing translated, and that no socket of this node gets.
+    fn refuse_unserved(&self) -> Vec<Rule> {
         let address = || vec![Field::DestinationAddress(self.family)];
-        let mut rules = vec![
-            Rule::new([is_untranslated(), self.refused(Called::Address), reject()]),
-            Rule::new([self.contained(address(), SetId::ClusterIps), reject()]),
-        ];
+        let mut rules = vec![Rule::new([
+            self.contained(address(), SetId::ClusterIps),
+            self.reject(),
+        ])];
         if !self.options.service_cidrs.is_empty() {
             let unallocated = Rule::new([
                 self.contained(address(), SetId::ServiceCidrs),

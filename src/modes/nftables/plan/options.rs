@@ -45,6 +45,8 @@ pub struct Options {
     pub node_addresses: Vec<IpAddr>,
     /// Protocols whose node ports are refused on loopback addresses.
     pub refused_on_loopback: Vec<Protocol>,
+    /// Whether packets to some service addresses are delivered to sockets of this node.
+    pub delivers: bool,
 }
 
 /// Parts of nf_tables that rules may use. Some missing parts have a substitute:
@@ -115,6 +117,7 @@ impl Options {
             } else {
                 Vec::new()
             },
+            delivers: false,
         }
     }
 }

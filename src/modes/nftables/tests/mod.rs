@@ -36,6 +36,7 @@ impl Options {
             features: Features::all(),
             node_addresses: Vec::new(),
             refused_on_loopback: vec![Protocol::Udp, Protocol::Sctp],
+            delivers: false,
         }
     }
 }

@@ -20,7 +20,7 @@ impl Executor {
     /// they gave. If that makes a difference, everything in the `families` is compared.
     pub fn begin_sync<P>(&mut self, families: &mut PerFamily<FamilyState<P>>) {
         self.others = self.handover.other_processes();
-        if self.handover.differs(&self.others) {
+        if self.acted_on.differs(&self.others) {
             for (_, state) in families.iter_mut() {
                 state.invalidate();
             }
@@ -32,6 +32,7 @@ impl Executor {
     pub fn end_sync(&mut self, asked: Asked<'_>) {
         if asked.v4.is_some() && asked.v6.is_some() {
             self.handover.acted_on(self.others);
+            self.acted_on = self.others;
             self.reported = self.others;
         }
     }

@@ -13,6 +13,7 @@ use super::{
             inherited::InheritedSockets,
             redirect_ports::{RedirectPort, RedirectPorts},
         },
+        options::Role,
         plan::GroupName,
     },
     Executor,
@@ -43,17 +44,22 @@ impl Executor {
     /// Takes what other processes gave since the last call: groups that listen where the sockets are
     /// get them.
     pub fn take_inherited(&mut self) {
-        let holding = &self.shared.options.holding;
+        let holding = self.shared.options.handover.holding();
         self.assignments.inherit(holding.take_notes());
         for (record, socket) in holding.take_flows() {
             self.assignments.inherit_flow(&record, socket, false);
         }
         self.assignments.give();
-        if holding.have_stopped() {
+        let role = self.shared.options.role;
+        // Node ports on loopback have no flows, and others may.
+        if role != Role::LoopbackNodePorts && holding.have_stopped() {
             let groups = self.groups.values_mut();
             groups.for_each(|group| group.begin_turn(&self.shared, &self.workers));
         }
-        let inherited = self.shared.options.holding.take_inherited();
+        let inherited = holding.take_inherited(|at| match role {
+            Role::LoopbackNodePorts => at.bound.address.ip().is_loopback(),
+            Role::Mode | Role::Chosen => true,
+        });
         // Usually they come before there are groups, or from the holder.
         let open = if inherited.iter().any(InheritedSocket::is_shared) {
             self.open_addresses()
@@ -96,7 +102,9 @@ impl Executor {
     /// Closes those of `family` that no group has taken. Waiting connections of a Service
     /// that is still there are served.
     pub fn close_inherited(&mut self, family: Family) {
-        self.assignments.drop_inherited(family);
+        if self.shared.options.role != Role::LoopbackNodePorts {
+            self.assignments.drop_inherited(family);
+        }
         let unclaimed = self.inherited.take_family(family);
         if unclaimed.is_empty() {
             return;

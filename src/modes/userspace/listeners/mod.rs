@@ -70,7 +70,7 @@ impl Drop for Listeners {
     /// Connections that the kernel has already completed are still served, unless it is another
     /// process that accepts them.
     fn drop(&mut self) {
-        let is_left = self.shared.options.holding.is_left();
+        let is_left = self.shared.options.handover.holding().is_left();
         let descriptors = self.descriptors.take().map(Arc::new);
         for WorkerListener {
             worker,

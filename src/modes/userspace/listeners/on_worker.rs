@@ -68,7 +68,7 @@ impl Listeners {
             },
             label: Arc::clone(&self.label),
         };
-        let holding = &self.shared.options.holding;
+        let holding = self.shared.options.handover.holding();
         let held = holding.hold(description, socket, is_shared);
         Ok((poller.add(listener)?, held))
     }

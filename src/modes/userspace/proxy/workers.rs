@@ -180,7 +180,7 @@ async fn serve<T: 'static>(
     serve: impl AsyncFn(&Arc<Listener<T>>) -> Remaining,
 ) {
     let serve = async |listener: &Arc<Listener<T>>| {
-        if shared.options.holding.is_left() || listener.is_left() {
+        if shared.options.handover.holding().is_left() || listener.is_left() {
             return Remaining::Waiting;
         }
         serve(listener).await

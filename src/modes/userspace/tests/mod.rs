@@ -18,7 +18,7 @@ use net::{Family, Frontend, Protocol};
 use socket2::SockRef;
 
 use super::{
-    Counters, DialLimits, Dials, Options, Rings,
+    Counters, DialLimits, Dials, Options, Rings, Role,
     listeners::{ListenerSet, redirect_ports::RedirectPorts},
     plan::{GroupPlan, Target},
     proxy::{Shared, affinity::PinLimit, workers::Workers},
@@ -142,7 +142,8 @@ pub(in crate::modes::userspace) fn options() -> Options {
         },
         tcp_user_timeout: Duration::from_secs(120),
         limits: Default::default(),
-        holding: Default::default(),
+        role: Role::Mode,
+        handover: Default::default(),
         rings: Rings::default(),
     }
 }
