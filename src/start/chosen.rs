@@ -44,7 +44,7 @@ impl Parts {
         for reason in &choice.reasons {
             tracing::info!("Services with {}: {reason}", Preferences::MODE);
         }
-        let capture = Capture::new(choice, &self.kernel)?;
+        let capture = Capture::new(choice, &self.kernel)?.next_to_kernel();
         let counters = match &self.counters {
             Some(counters) => counters.clone(),
             None => Counters::register(&self.registry)?,

@@ -99,7 +99,8 @@ async fn begin_to_serve(settings: Settings, signals: ending::Signals) -> Done {
         metrics: &metrics,
         rings,
         handover: handover.clone(),
-        capture: if programs.are_forbidden() {
+        // nftables mode tries no programs.
+        capture: if programs.are_forbidden() || choice.mode == ModeName::Nftables {
             Requested::Local
         } else {
             settings.own.capture

@@ -3,6 +3,7 @@
 mod begun;
 mod changes;
 mod choosing;
+mod chosen;
 mod confined;
 mod convergence;
 mod crowd;

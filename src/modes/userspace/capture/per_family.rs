@@ -76,6 +76,16 @@ impl Capture {
         })
     }
 
+    /// Captures next to a mode of the kernel, which serves other Services.
+    pub fn next_to_kernel(mut self) -> Capture {
+        for (_, family) in self.families.iter_mut() {
+            if let ActiveMethod::Local(local) = &mut family.active {
+                local.next_to_kernel();
+            }
+        }
+        self
+    }
+
     /// Sets the addresses on which node ports are served; takes effect with the next full sync.
     pub fn serve_node_ports(&mut self, served: Arc<Served>) {
         self.node_ports = served;

@@ -64,6 +64,8 @@ pub struct Local {
     /// Whether the kernel had no objects of ours when last observed, and none was added since.
     empty: bool,
     deletions: RouteDeletions,
+    /// Whether a mode of the kernel serves other Services.
+    next_to_kernel: bool,
 }
 
 impl Local {
@@ -85,7 +87,13 @@ impl Local {
             refuses_mark: false,
             empty: false,
             deletions: RouteDeletions::open(family)?,
+            next_to_kernel: false,
         })
+    }
+
+    /// Captures next to a mode of the kernel, which serves other Services.
+    pub fn next_to_kernel(&mut self) {
+        self.next_to_kernel = true;
     }
 
     /// Why this node does not have `family`, as far as can be determined; `None` if it does.
@@ -265,7 +273,7 @@ impl Local {
             return Ok(Differing::new());
         }
         let own = addresses::list(&mut self.socket)?;
-        let environment = observe::environment(own, family, ports)?;
+        let environment = observe::environment(own, family, ports, self.next_to_kernel)?;
         let applied = Applied::of(desired, &environment, &mut Report::default());
         let mut observed: HashSet<Object> = HashSet::new();
         observed.extend(observe::installed(&mut self.socket, family)?);
@@ -317,7 +325,7 @@ impl Local {
             return Ok(());
         }
         let own = own.map_or_else(|| addresses::list(&mut self.socket), Ok)?;
-        let environment = observe::environment(own, family, ports)?;
+        let environment = observe::environment(own, family, ports, self.next_to_kernel)?;
         links::set_up(&mut self.socket, environment.loopback)?;
         if let Err(why) = &self.ports {
             let ability = Ability::PortRules(family);
@@ -386,7 +394,7 @@ pub(super) fn objects(
         matches_ports: true,
         // The index of link lo in every network namespace.
         loopback: 1,
-        has_loopback_address: true,
+        source: Some(family.localhost()),
         own: choices.addresses.iter().copied().collect(),
     };
     let applied = Applied::of(desired, &environment, report);

@@ -47,6 +47,22 @@ pub fn why_unavailable(family: Family) -> Option<String> {
     is_off.then(|| format!("{family} is off on link lo, to which they are routed ({OFF}=1)"))
 }
 
+/// The address of the node from which its programs call service addresses, of those that it has
+/// `own`. `next_to_kernel`: next to a mode of the kernel, it is none of loopback: a packet that rules
+/// translate leaves the node with it.
+fn source(own: &[Address], family: Family, next_to_kernel: bool) -> Option<IpAddr> {
+    let mut of_family = own.iter().filter(|a| Family::of(&a.address) == family);
+    if next_to_kernel {
+        let outside = of_family.clone();
+        let outside = outside.filter(|a| a.scope == 0 && !a.own && a.interface != "lo");
+        if let Some(address) = outside.min_by_key(|a| (a.index, a.address)) {
+            return Some(address.address);
+        }
+    }
+    let has_loopback = of_family.any(|a| a.address.is_loopback());
+    has_loopback.then(|| family.localhost())
+}
+
 /// The environment of a node with the addresses `all`. Both the kernel and the node must have the
 /// family; `matches_ports` tells whether routing rules match ports.
 ///
@@ -56,6 +72,7 @@ pub fn environment(
     all: Vec<Address>,
     family: Family,
     matches_ports: bool,
+    next_to_kernel: bool,
 ) -> Result<Environment, Error> {
     let loopback = links::index("lo")?;
     // Leftovers of ipvs mode are removed later; its addresses must be captured from now on.
@@ -63,12 +80,11 @@ pub fn environment(
         .into_iter()
         .filter(|address| address.interface != SERVICE_LINK)
         .collect();
-    let is_loopback = |ip: &IpAddr| ip.is_loopback() && Family::of(ip) == family;
     Ok(Environment {
         family,
         matches_ports,
         loopback,
-        has_loopback_address: own.iter().any(|a| is_loopback(&a.address)),
+        source: source(&own, family, next_to_kernel),
         own: own.iter().map(|a| a.address).collect(),
     })
 }

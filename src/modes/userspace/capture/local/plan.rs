@@ -171,9 +171,9 @@ pub struct Environment {
     pub matches_ports: bool,
     /// Index of the loopback interface.
     pub loopback: u32,
-    /// Whether the loopback address exists, which is then the source of packets that programs on
-    /// this node send to service addresses; otherwise the service address itself is.
-    pub has_loopback_address: bool,
+    /// The source of packets that programs on this node send to service addresses; `None`: the
+    /// service address itself is.
+    pub source: Option<IpAddr>,
     /// The node's own addresses, of any family.
     pub own: HashSet<IpAddr>,
 }
@@ -198,12 +198,12 @@ pub fn objects(frontend: &Frontend, delivery: Delivery, environment: &Environmen
     };
     let family = environment.family;
     let route = |table, kind| {
-        let loopback = matches!(kind, Kind::Local(_)) && environment.has_loopback_address;
+        let is_here = matches!(kind, Kind::Local(_));
         Object::Route(Route {
             table,
             destination: IpNet::from(address),
             kind,
-            source: loopback.then_some(family.localhost()),
+            source: environment.source.filter(|_| is_here),
         })
     };
     let here = Kind::Local(environment.loopback);
@@ -298,7 +298,7 @@ mod tests {
             family: Family::V4,
             matches_ports: true,
             loopback: 1,
-            has_loopback_address: true,
+            source: Some(Family::V4.localhost()),
             own: HashSet::from(["192.0.2.1".parse().unwrap()]),
         }
     }

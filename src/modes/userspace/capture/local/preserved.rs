@@ -173,7 +173,7 @@ mod tests {
             family: Family::V4,
             matches_ports: true,
             loopback: 1,
-            has_loopback_address: true,
+            source: Some(Family::V4.localhost()),
             own: HashSet::new(),
         };
         let objects = frontends.iter().flat_map(|(protocol, ip, port)| {
@@ -194,7 +194,7 @@ mod tests {
             family: Family::V4,
             matches_ports: false,
             loopback: 1,
-            has_loopback_address: false,
+            source: None,
             own: HashSet::new(),
         };
         let route = |ip: &str| {

@@ -43,7 +43,7 @@ fn expected(desired: &Desired, family: Family) -> BTreeSet<Object> {
         family,
         matches_ports: true,
         loopback: 1,
-        has_loopback_address: true,
+        source: Some(family.localhost()),
         own: HashSet::new(),
     };
     desired
