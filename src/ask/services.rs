@@ -208,6 +208,10 @@ fn remarks(port: &ServicePort, wide: bool) -> Vec<(Tone, String)> {
         let text = format!("{} {is}: {}", unsupported.what, unsupported.why);
         remarks.push((Tone::Warning, text));
     }
+    if let Some(mode) = &port.mode {
+        let text = format!("served in {mode} mode (tripod.proxy/mode)");
+        remarks.push((Tone::Good, text));
+    }
     let limited = port.limited.unwrap_or_default();
     for (times, whose, flag) in [
         (limited.service, "the Service was at its", "max-connections"),

@@ -69,8 +69,6 @@ pub enum Task {
 pub struct Serving {
     /// Whether it may have to start programs.
     pub programs: bool,
-    /// Whether it relays connections itself.
-    pub relays: bool,
     /// Whether it uses io_uring, by rings that were made earlier.
     pub rings: bool,
     /// Whether it watches files for changes.
@@ -129,7 +127,7 @@ pub fn confine(confinement: Confinement, task: Task, files: &Files<'_>) -> Vec<S
 fn needed(task: Task) -> Capabilities {
     let words = match task {
         Task::Start => [SERVING, RELAYING, STARTING].concat(),
-        Task::Serve(Serving { relays: false, .. }) => SERVING.to_vec(),
+        // In each mode, a Service may choose to be relayed.
         Task::Serve(_) => [SERVING, RELAYING].concat(),
         Task::Hold => RELAYING.to_vec(),
     };
@@ -174,14 +172,11 @@ mod tests {
     #[test]
     fn what_serves_is_kept_from_the_start() {
         let start = needed(Task::Start);
-        let relays = Task::Serve(Serving {
-            relays: true,
-            ..Serving::default()
-        });
-        for task in [Task::Serve(Serving::default()), relays, Task::Hold] {
+        let serves = Task::Serve(Serving::default());
+        for task in [serves, Task::Hold] {
             assert!(needed(task).is_subset(&start), "{task:?}");
         }
-        assert!(!needed(relays).contains(&Capability::CAP_SYS_ADMIN));
+        assert!(!needed(serves).contains(&Capability::CAP_SYS_ADMIN));
     }
 
     #[test]

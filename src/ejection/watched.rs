@@ -53,7 +53,7 @@ impl Watched {
     }
 
     fn set(&mut self, name: &ServicePortName, port: Option<&ServicePort>) -> bool {
-        let port = port.filter(|port| port.is_ejecting() && !port.is_relayed());
+        let port = port.filter(|port| port.is_ejecting());
         let new = port.map(WatchedPort::of).unwrap_or_default();
         let none = WatchedPort::default();
         let old = self.ports.get(name).unwrap_or(&none);

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use ipnet::IpNet;
 use net::Family;
 use netlink::{Protocol, Socket, conntrack::flows};
+use tokio::sync::{Mutex, MutexGuard};
 use xtables::{Engine, remove::Preserved, rule::Table};
 
 use super::SyncError;
@@ -54,10 +55,32 @@ pub struct Running {
     pub mode: Option<ModeName>,
     /// In which engine of each family it has rules.
     pub engines: Vec<(Family, Engine)>,
-    /// The same of userspace mode, once it serves Services next to a mode of the kernel.
-    pub relay: Arc<OnceLock<Vec<(Family, Engine)>>>,
+    /// What userspace mode has next to a mode of the kernel.
+    pub captures: Arc<Captures>,
     /// Virtual servers with addresses in these networks belong to other programs.
     pub exclude: Arc<[IpNet]>,
+}
+
+/// Capture by userspace mode for some Services, next to a mode of the kernel.
+#[derive(Debug, Default)]
+pub struct Captures {
+    /// In which engine of each family it has rules; unset until it serves some.
+    engines: OnceLock<Vec<(Family, Engine)>>,
+    /// Held while remains of userspace mode are removed.
+    removing: Mutex<()>,
+}
+
+impl Captures {
+    /// Records that it serves some from now on. Returns when nothing of it is removed any more.
+    pub async fn begin(&self, engines: Vec<(Family, Engine)>) {
+        let _removing = self.removing.lock().await;
+        let _ = self.engines.set(engines);
+    }
+
+    /// Returns the right to remove remains of userspace mode.
+    pub(super) async fn removing(&self) -> MutexGuard<'_, ()> {
+        self.removing.lock().await
+    }
 }
 
 impl Running {
@@ -78,7 +101,7 @@ impl Running {
     fn capturing(&self) -> Option<&[(Family, Engine)]> {
         match self.is(ModeName::Userspace) {
             true => Some(&self.engines),
-            false => self.relay.get().map(Vec::as_slice),
+            false => self.captures.engines.get().map(Vec::as_slice),
         }
     }
 

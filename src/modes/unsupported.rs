@@ -182,10 +182,12 @@ pub fn unsupported_mode(family: Family, map: &ServiceMap, changes: &Changes) -> 
     of_changed(family, map, changes, |port| {
         let is_refused = port.preferences().mode.is_some() && !port.is_relayed();
         is_refused.then(|| {
-            let why = format!(
-                "{} is not relayed, so the mode of the node serves it",
-                port.name.protocol
-            );
+            let what = if port.is_range() {
+                "a range of ports"
+            } else {
+                "SCTP"
+            };
+            let why = format!("{what} is not relayed, so it stays with the mode of the node");
             Reason::new(Preferences::MODE, why)
         })
     })

@@ -75,9 +75,7 @@ impl Followed {
     }
 
     fn set(&mut self, name: &ServicePortName, map: &ServiceMap, now: Instant) -> bool {
-        let port = map
-            .get(name)
-            .filter(|port| port.is_resetting() && !port.is_relayed());
+        let port = map.get(name).filter(|port| port.is_resetting());
         let new = port.map(|port| (Port::of(port), port.knows_endpoints()));
         let Some((new, is_known)) = new else {
             // What its author no longer asks for is not done.

@@ -143,6 +143,16 @@ impl ServiceMap {
         }
     }
 
+    /// Returns whether it lacks ServicePorts that are relayed.
+    pub fn lacks_relayed(&self) -> bool {
+        matches!(&self.part, Part::Without(names) if !names.is_empty())
+    }
+
+    /// Returns whether it has only ServicePorts that are relayed next to a mode of the kernel.
+    pub fn has_only_relayed(&self) -> bool {
+        matches!(self.part, Part::Only(_))
+    }
+
     /// Returns the Node object of this node; `None` until it is known.
     pub fn this_node(&self) -> Option<&Node> {
         self.node.as_deref()

@@ -185,9 +185,11 @@ impl ServicePort {
         self.may_eject(self.last_ready() > 0)
     }
 
-    /// Returns whether it asks to be relayed, whatever the mode of the node is. SCTP is not relayed.
+    /// Returns whether it asks to be relayed, whatever the mode of the node is. SCTP and ranges of
+    /// ports are not relayed.
     pub fn is_relayed(&self) -> bool {
-        self.preferences().mode == Some(OwnMode::Userspace) && self.name.protocol != Protocol::Sctp
+        let can_be = self.name.protocol != Protocol::Sctp && !self.is_range();
+        can_be && self.preferences().mode == Some(OwnMode::Userspace)
     }
 
     /// Returns whether its connections to endpoints that are gone end with a reset.

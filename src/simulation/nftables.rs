@@ -4,7 +4,7 @@ mod forgotten;
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
-use net::{Family, PerFamily};
+use net::Family;
 use nix::errno::Errno;
 use simulated::{
     State,
@@ -53,7 +53,6 @@ impl Subject for OfNftables {
             configured: checked.effective,
             node_ports: Arc::new(node_ports),
             counted: Namespaces::None,
-            delivers: PerFamily::default(),
             metrics: Arc::new(metrics.clone()),
         };
         Nftables::new(setup, kernel).expect("a mode")

@@ -2,28 +2,35 @@
 
 use std::{error::Error, net::IpAddr, sync::Arc};
 
-use net::{Family, PerFamily};
+use net::Family;
 use prometheus::Registry;
 
-use super::{chosen::Parts, mode::AnyMode};
+use super::{
+    chosen::{Chosen, Parts},
+    mode::{AnyMode, ServingMode},
+    programs::Programs,
+    takeover::TakeOver,
+    traffic,
+};
 use crate::{
     cli::Settings,
     config::ModeName,
     kernel::probe::{Ability, Kernel},
     modes::{
         UnwrittenCounter,
+        cleanup::Running,
         handover::Handover,
         iptables::{self, Iptables},
         ipvs::{self, Ipvs},
         nftables::{self, Nftables, refused_on_loopback},
         userspace::{
-            self, Capture, Counters, NodePortRelay, RelayMetrics, Rings, Role, Userspace,
-            capture::{self, Method, Requested},
+            self, Capture, Counters, NodePortRelay, RelayMetrics, Rings, Role, Userspace, capture,
         },
     },
     node::{self, NodePorts},
     runner::metrics::Metrics,
     sched::SchedulerName,
+    serve::TrafficSource,
 };
 
 /// The settings and the parts of this node from which modes are built.
@@ -35,8 +42,6 @@ pub(super) struct NodeContext<'a> {
     pub(super) metrics: &'a Metrics,
     pub(super) rings: Rings,
     pub(super) handover: Handover,
-    /// How Services that choose userspace mode are captured in modes of the kernel.
-    pub(super) capture: Requested,
 }
 
 impl NodeContext<'_> {
@@ -68,7 +73,6 @@ impl NodeContext<'_> {
                     configured: self.settings.effective.clone(),
                     node_ports: Arc::clone(self.node_ports),
                     counted: self.settings.own.counted(),
-                    delivers: self.delivers(),
                     metrics: metrics(&nftables::UNWRITTEN)?,
                 };
                 refused_on_loopback::register(self.registry, &setup.configured.node_ports)?;
@@ -113,16 +117,11 @@ impl NodeContext<'_> {
     ///
     /// # Errors
     /// When its threads cannot be started.
-    pub(super) fn relay(
-        &self,
-        name: ModeName,
-    ) -> Result<Option<(NodePortRelay, Counters)>, Box<dyn Error>> {
-        // For Services that name none.
-        let scheduler = match name {
-            ModeName::Ipvs => self.settings.effective.scheduler,
-            ModeName::Nftables => SchedulerName::Random,
-            ModeName::Iptables | ModeName::Userspace => return Ok(None),
-        };
+    fn relay(&self, name: ModeName) -> Result<Option<(NodePortRelay, Counters)>, Box<dyn Error>> {
+        // The other modes serve them themselves.
+        if !matches!(name, ModeName::Ipvs | ModeName::Nftables) {
+            return Ok(None);
+        }
         let addresses = self.node_ports.loopback().iter().copied();
         let able = |ip: &IpAddr| self.kernel.can(&Ability::Sockets(Family::of(ip)));
         let addresses: Vec<IpAddr> = addresses.filter(able).collect();
@@ -130,7 +129,7 @@ impl NodeContext<'_> {
             return Ok(None);
         }
         let options = userspace::Options {
-            scheduler,
+            scheduler: self.scheduler(name),
             ..self.data_path()?
         };
         let counters = Counters::register(self.registry)?;
@@ -139,39 +138,57 @@ impl NodeContext<'_> {
         Ok(Some((relay, counters)))
     }
 
-    /// The parts of the mode that relays Services in the mode of that name, if they choose it.
-    /// `counters` are those that are registered already.
+    /// Builds all that serves in the mode of that name, and the source of its traffic counts.
     ///
     /// # Errors
-    /// When the node has no name.
-    pub(super) fn chosen(
+    /// When it turns out that the mode cannot run here.
+    pub(super) fn serving(
         &self,
         name: ModeName,
-        counters: Option<Counters>,
-    ) -> Result<Option<Parts>, Box<dyn Error>> {
-        if name == ModeName::Userspace {
-            return Ok(None);
-        }
-        Ok(Some(Parts {
+        programs: &Programs,
+    ) -> Result<(ServingMode, Arc<dyn TrafficSource>), Box<dyn Error>> {
+        let settings = self.settings;
+        let mode = self.mode(name)?;
+        let (relay, counters) = self.relay(name)?.unzip();
+        let running = Running {
+            mode: Some(name),
+            engines: mode.engines(),
+            captures: Arc::default(),
+            exclude: settings.effective.ipvs_exclude.clone().into(),
+        };
+        let loads = Arc::default();
+        let traffic = traffic::source(&mode, self.node_ports, &settings.own.counted(), &loads);
+        let parts = Parts {
             options: userspace::Options {
-                role: Role::Chosen,
+                role: Role::Chosen {
+                    // The other modes relay them without capture.
+                    loopback: name == ModeName::Iptables,
+                },
+                scheduler: self.scheduler(name),
                 transparent: false,
                 ..self.data_path()?
             },
             kernel: self.kernel.clone(),
-            capture: self.capture,
+            capture: capture::next_to(name),
+            stays: name == ModeName::Ipvs,
             counters,
             registry: self.registry.clone(),
-        }))
+            captures: Arc::clone(&running.captures),
+            loads,
+        };
+        let chosen = (name != ModeName::Userspace).then(|| Chosen::new(parts));
+        let handover = self.handover.clone();
+        let takeover = TakeOver::new(running, handover.clone(), programs.clone());
+        let serving = ServingMode::new(mode, relay, chosen, handover, takeover);
+        Ok((serving, traffic))
     }
 
-    /// The families in which Services that choose userspace mode are captured by routes.
-    fn delivers(&self) -> PerFamily<bool> {
-        let choice = capture::choose(self.capture, self.kernel);
-        choice.map_or_else(
-            |_| PerFamily::default(),
-            |choice| choice.methods.map(|_, method| method == Method::Local),
-        )
+    /// The scheduler of Services that name none, in the mode of that name.
+    fn scheduler(&self, name: ModeName) -> SchedulerName {
+        match name {
+            ModeName::Ipvs | ModeName::Userspace => self.settings.effective.scheduler,
+            ModeName::Nftables | ModeName::Iptables => SchedulerName::Random,
+        }
     }
 
     fn data_path(&self) -> Result<userspace::Options, Box<dyn Error>> {

@@ -9,19 +9,19 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     future::pending,
     sync::{Arc, OnceLock},
+    time::Duration,
 };
 
-use hashbrown::HashSet;
 use net::{Family, PerFamily};
 use prometheus::Registry;
-use xtables::Engine;
 
 use crate::{
     kernel::probe::Kernel,
     modes::{
         Asked, Compared, ExplainResult, Explanation, Mode, Outcomes, Packet, Reason, SyncReport,
+        cleanup::Captures,
         userspace::{
-            Capture, Counters, Options, Userspace,
+            Capture, Counters, Loads, Options, Userspace,
             capture::{self, Requested},
         },
     },
@@ -33,17 +33,21 @@ pub(super) struct Parts {
     pub(super) options: Options,
     pub(super) kernel: Kernel,
     pub(super) capture: Requested,
+    /// Whether the mode of the kernel serves all ServicePorts, and capture comes first: IPVS would
+    /// forget the connections of a virtual server with it.
+    pub(super) stays: bool,
     /// Counters that are registered already.
     pub(super) counters: Option<Counters>,
     pub(super) registry: Registry,
+    /// Tells those who remove stale rules what the mode has.
+    pub(super) captures: Arc<Captures>,
+    /// Filled with its loads.
+    pub(super) loads: Arc<OnceLock<Loads>>,
 }
 
 impl Parts {
     fn build(&self) -> Result<Userspace, Box<dyn std::error::Error>> {
         let choice = capture::choose(self.capture, &self.kernel)?;
-        for reason in &choice.reasons {
-            tracing::info!("Services with {}: {reason}", Preferences::MODE);
-        }
         let capture = Capture::new(choice, &self.kernel)?.next_to_kernel();
         let counters = match &self.counters {
             Some(counters) => counters.clone(),
@@ -58,30 +62,38 @@ impl Parts {
 pub(super) struct Chosen {
     parts: Parts,
     mode: Option<Userspace>,
-    /// Tells those who remove stale rules in which engines it has some.
-    engines: Arc<OnceLock<Vec<(Family, Engine)>>>,
+    /// The ServicePorts of the second mode.
+    all: Relayed,
+    /// Those of them that the mode of the kernel does not have.
     relayed: Relayed,
-    /// ServicePorts that choose it and stay with the mode of the kernel, each with the reason.
-    kept: BTreeMap<ServicePortName, String>,
+    /// ServicePorts that choose it and stay with the mode of the kernel.
+    kept: BTreeSet<ServicePortName>,
     /// Changes of ServicePorts to or from this mode that the mode of the kernel has not applied.
     owed: PerFamily<Changes>,
     /// ServicePorts that the second mode has, and lets go after the next sync of the other one.
     leaving: BTreeSet<ServicePortName>,
-    /// The reports of the last syncs.
+    /// The reports of syncs that the mode of the kernel has not reported yet.
     reports: PerFamily<SyncReport>,
     /// Whether its last sync failed, so that everything must be compared.
     is_behind: PerFamily<bool>,
 }
 
+/// When flows that must follow a ServicePort into this mode are deleted, where the mode of the
+/// kernel is synced first.
+const SOON: Duration = Duration::from_secs(1);
+
+/// ServicePorts that are not served, each with the reason.
+type Failed = BTreeMap<ServicePortName, String>;
+
 impl Chosen {
-    /// No mode is created yet. `engines` is filled when it is.
-    pub(super) fn new(parts: Parts, engines: Arc<OnceLock<Vec<(Family, Engine)>>>) -> Chosen {
+    /// No mode is created yet.
+    pub(super) fn new(parts: Parts) -> Chosen {
         Chosen {
             parts,
             mode: None,
-            engines,
+            all: Relayed::default(),
             relayed: Relayed::default(),
-            kept: BTreeMap::new(),
+            kept: BTreeSet::new(),
             owed: PerFamily::default(),
             leaving: BTreeSet::new(),
             reports: PerFamily::default(),
@@ -91,7 +103,10 @@ impl Chosen {
 
     /// The ServicePorts of `map` that the mode of the kernel serves.
     pub(super) fn others(&self, map: &ServiceMap) -> ServiceMap {
-        map.without(&self.relayed)
+        match self.parts.stays {
+            true => map.clone(),
+            false => map.without(&self.relayed),
+        }
     }
 
     /// Returns whether something has been relayed.
@@ -99,99 +114,164 @@ impl Chosen {
         self.mode.is_some()
     }
 
-    /// Lists the ServicePorts that choose this mode and are not relayed, of those to compare.
-    fn wanted(&self, map: &ServiceMap, asked: Asked<'_>) -> Vec<ServicePortName> {
-        let mut wanted = Vec::new();
-        let mut add = |port: &Arc<ServicePort>| {
-            if port.is_relayed() && !self.relayed.contains(&port.name) {
-                wanted.push(port.name.clone());
-            }
-        };
+    /// Lists the ServicePorts to compare that choose this mode, or did.
+    fn due(&self, map: &ServiceMap, asked: Asked<'_>) -> Vec<ServicePortName> {
+        let mut due = Vec::new();
         for (family, changes) in asked {
             let Some(changes) = changes else { continue };
-            if changes.full || changes.retry && !self.kept.is_empty() {
-                map.of_family(family).for_each(&mut add);
-            } else {
-                let changed = changes.ports.iter().filter_map(|name| map.get(name));
-                changed.for_each(&mut add);
+            let of_family = |name: &&ServicePortName| name.family == family;
+            let concerned = |name: &&ServicePortName| {
+                self.relayed.contains(*name) || self.kept.contains(*name) || chooses(map, name)
+            };
+            let changed = changes.ports.iter().filter(of_family).filter(concerned);
+            due.extend(changed.cloned());
+            if changes.full {
+                let choosing = map.of_family(family).filter(|port| port.is_relayed());
+                due.extend(choosing.map(|port| port.name.clone()));
+                due.extend(self.relayed.iter().filter(of_family).cloned());
+            }
+            if changes.full || changes.retry {
+                due.extend(self.kept.iter().filter(of_family).cloned());
             }
         }
-        wanted
+        due
     }
 
     /// Creates the mode if a ServicePort of `map` asks for it. Must be called before a sync of
     /// either mode.
-    pub(super) fn prepare(&mut self, map: &ServiceMap, asked: Asked<'_>) {
-        self.kept
-            .retain(|name, _| map.get(name).is_some_and(|port| port.is_relayed()));
-        let wanted = self.wanted(map, asked);
-        if self.mode.is_some() || wanted.is_empty() {
+    pub(super) async fn prepare(&mut self, map: &ServiceMap, asked: Asked<'_>) {
+        if self.mode.is_some() {
             return;
         }
-        match self.parts.build() {
+        let due = self.due(map, asked);
+        let (wanted, gone): (Vec<_>, Vec<_>) = due.into_iter().partition(|name| chooses(map, name));
+        for name in &gone {
+            self.kept.remove(name);
+        }
+        if wanted.is_empty() {
+            return;
+        }
+        let built = self.parts.build().map_err(|error| error.to_string());
+        match built {
             Ok(mode) => {
-                let _ = self.engines.set(mode.engines());
+                self.parts.captures.begin(mode.engines()).await;
+                let _ = self.parts.loads.set(mode.loads());
+                let all = Changes {
+                    full: true,
+                    ..Changes::default()
+                };
+                for family in Family::ALL {
+                    mode.translate(family, map, &all);
+                }
                 self.mode = Some(mode);
             }
             Err(error) => {
                 let why = format!("nothing can be relayed on this node: {error}");
-                self.kept
-                    .extend(wanted.into_iter().map(|name| (name, why.clone())));
+                for name in wanted {
+                    self.keep(map, name, &why);
+                }
             }
         }
     }
 
-    /// Has the second mode serve what is new for it. Returns the changes for the mode of the kernel,
-    /// which then serves [`others`](Self::others).
-    pub(super) async fn begin<'a>(
+    /// Returns whether the mode of the kernel serves all ServicePorts: its jumps must then be written
+    /// before those of capture, which come first.
+    pub(super) fn stays(&self) -> bool {
+        self.parts.stays
+    }
+
+    /// Has the second mode serve what is new for it.
+    pub(super) async fn begin(&mut self, map: &ServiceMap, asked: Asked<'_>) {
+        let (wanted, unwanted): (Vec<_>, Vec<_>) = self
+            .due(map, asked)
+            .into_iter()
+            .partition(|name| chooses(map, name));
+        Arc::make_mut(&mut self.all).extend(wanted.iter().cloned());
+        let mut failed = self.sync(map, asked, &wanted).await;
+        failed.retain(|name, _| chooses(map, name));
+        for name in wanted.iter().filter(|name| !failed.contains_key(*name)) {
+            self.kept.remove(name);
+            self.set(map, name, true);
+        }
+        for name in &unwanted {
+            self.kept.remove(name);
+            self.set(map, name, false);
+        }
+        for (name, why) in failed {
+            self.keep(map, name, &why);
+        }
+    }
+
+    /// Returns the changes for the mode of the kernel, which then serves [`others`](Self::others).
+    pub(super) fn changes<'a>(
         &mut self,
         map: &ServiceMap,
         asked: Asked<'a>,
     ) -> PerFamily<Option<Cow<'a, Changes>>> {
-        if self.mode.is_none() {
-            return asked.map(|_, changes| changes.map(Cow::Borrowed));
-        }
-        let wanted = self.wanted(map, asked);
-        let mut names: HashSet<_> = self.relayed.iter().cloned().collect();
-        names.extend(wanted.iter().cloned());
-        let all = Arc::new(names.clone());
-        let reports = self.sync(map, &all, asked, &wanted).await;
-        for (family, failed) in reports.iter() {
-            let Some(failed) = failed else { continue };
-            for name in &wanted {
-                if name.family == family {
-                    self.kept.remove(name);
-                }
-            }
-            for (name, why) in failed {
-                self.kept.insert(name.clone(), why.clone());
-                names.remove(name);
-            }
-        }
-        names.retain(|name| match map.get(name) {
-            Some(port) => asked.get(name.family).is_none() || port.is_relayed(),
-            None => false,
-        });
-        self.leaving = all.difference(&names).cloned().collect();
-        let before = std::mem::replace(&mut self.relayed, Arc::new(names));
-        for name in before.symmetric_difference(&self.relayed) {
-            let owed = self.owed.get_mut(name.family);
-            owed.ports.insert(name.clone());
-            let former = map.get(name).map(|port| former(port, &self.relayed));
-            let former = former.filter(|former| *former != Former::default());
-            if let Some(former) = former {
-                owed.stale.ports.insert(name.clone(), former);
-            }
+        let others = self.others(map);
+        if let Some(mode) = &mut self.mode {
+            mode.expect_changes(true);
         }
         self.owed.as_ref().map(|family, owed| {
             let changes = (*asked.get(family))?;
-            if owed.is_empty() {
-                return Some(Cow::Borrowed(changes));
+            let changes = if owed.is_empty() {
+                Cow::Borrowed(changes)
+            } else {
+                let mut all = owed.clone();
+                all.merge(changes.clone());
+                Cow::Owned(all)
+            };
+            if let Some(mode) = &self.mode {
+                mode.translate(family, &others, &changes);
             }
-            let mut all = owed.clone();
-            all.merge(changes.clone());
-            Some(Cow::Owned(all))
+            Some(changes)
         })
+    }
+
+    /// Leaves a ServicePort that chooses this mode to that of the kernel, and reports `why`.
+    fn keep(&mut self, map: &ServiceMap, name: ServicePortName, why: &str) {
+        let why = format!("the mode of the node serves it, because {why}");
+        let reason = Reason::new(Preferences::MODE, why).at(&name);
+        let report = self.reports.get_mut(name.family);
+        report.unsupported.push(reason);
+        self.set(map, &name, false);
+        self.kept.insert(name);
+    }
+
+    /// Has the mode of the kernel serve the ServicePort from its next sync on, unless it is
+    /// `relayed`.
+    fn set(&mut self, map: &ServiceMap, name: &ServicePortName, relayed: bool) {
+        let names = Arc::make_mut(&mut self.relayed);
+        let changes = if relayed {
+            self.leaving.remove(name);
+            names.insert(name.clone())
+        } else {
+            if self.all.contains(name) {
+                self.leaving.insert(name.clone());
+            }
+            names.remove(name)
+        };
+        if !changes {
+            return;
+        }
+        let owed = self.owed.get_mut(name.family);
+        owed.ports.insert(name.clone());
+        let former = map.get(name).map(|port| former(port, relayed));
+        if let Some(former) = former.filter(|former| *former != Former::default()) {
+            owed.stale.ports.insert(name.clone(), former);
+        }
+    }
+
+    /// Records a sync of the mode of the kernel with these `outcomes`.
+    pub(super) fn applied(&mut self, outcomes: &Outcomes) {
+        if let Some(mode) = &mut self.mode {
+            mode.expect_changes(false);
+        }
+        for (family, outcome) in outcomes.iter() {
+            if matches!(outcome, Some(Ok(_))) {
+                *self.owed.get_mut(family) = Changes::default();
+            }
+        }
     }
 
     /// Lets go of ServicePorts that the mode of the kernel serves after a sync with these
@@ -202,126 +282,85 @@ impl Chosen {
         asked: Asked<'_>,
         outcomes: &mut Outcomes,
     ) {
-        let mut relayed = None;
-        for (family, outcome) in outcomes.iter_mut() {
-            match outcome {
-                Some(Ok(_)) => *self.owed.get_mut(family) = Changes::default(),
-                Some(Err(_)) => {
-                    // They stay where they are until the other mode serves them.
-                    let back = self.leaving.iter().filter(|name| name.family == family);
-                    let all: &mut HashSet<_> =
-                        relayed.get_or_insert_with(|| (*self.relayed).clone());
-                    all.extend(back.filter(|name| map.get(name).is_some()).cloned());
-                }
-                None => {}
+        let is_done = |family| matches!(outcomes.get(family), Some(Ok(_)));
+        let left = self.leaving.extract_if(.., |name| is_done(name.family));
+        let left: Vec<_> = left.collect();
+        if !left.is_empty() {
+            let all = Arc::make_mut(&mut self.all);
+            for name in &left {
+                all.remove(name);
             }
-        }
-        if let Some(relayed) = relayed {
-            self.leaving.retain(|name| !relayed.contains(name));
-            self.relayed = Arc::new(relayed);
-        }
-        if !self.leaving.is_empty() {
-            let leaving: Vec<_> = std::mem::take(&mut self.leaving).into_iter().collect();
             let changes = Changes::default();
             let due = asked.map(|_, asked| asked.map(|_| &changes));
-            let all = Arc::clone(&self.relayed);
-            self.sync(map, &all, due, &leaving).await;
+            self.sync(map, due, &left).await;
         }
-        let mut reports = std::mem::take(&mut self.reports);
         for (family, outcome) in outcomes.iter_mut() {
             if let (Some(Ok(report)), Some(changes)) = (outcome, asked.get(family)) {
-                add(report, std::mem::take(reports.get_mut(family)));
-                self.report_kept(family, map, changes, report);
+                add(report, std::mem::take(self.reports.get_mut(family)));
+                let unsupported = crate::modes::unsupported_mode(family, map, changes);
+                report.unsupported.extend(unsupported);
+                if !self.owed.get(family).is_empty() {
+                    report.next_check = Some(SOON);
+                }
             }
         }
     }
 
-    /// Syncs the second mode, which has `all`. `names` may differ although nothing of them changed.
-    /// Returns, for each family, which of its ServicePorts are not served, with the reasons.
+    /// Syncs the second mode. `names` may differ although nothing of them changed. Returns which of
+    /// its ServicePorts are not served.
     async fn sync(
         &mut self,
         map: &ServiceMap,
-        all: &Relayed,
         asked: Asked<'_>,
         names: &[ServicePortName],
-    ) -> PerFamily<Option<Vec<(ServicePortName, String)>>> {
+    ) -> Failed {
         let Some(mode) = &mut self.mode else {
-            return PerFamily::default();
+            return Failed::new();
         };
-        let (is_behind, relayed) = (&self.is_behind, &self.relayed);
         let changes = asked.map(|family, asked| {
             let asked = asked?;
-            let known = |name: &&ServicePortName| all.contains(*name) || relayed.contains(*name);
+            let known = |name: &&ServicePortName| self.all.contains(*name);
             let named = names.iter().filter(|name| name.family == family);
             let ports = asked.ports.iter().filter(known).chain(named);
             Some(Changes {
                 ports: ports.cloned().collect(),
-                full: asked.full || *is_behind.get(family),
+                full: asked.full || *self.is_behind.get(family),
                 retry: asked.retry,
                 taken_back: asked.taken_back,
                 ..Changes::default()
             })
         });
         let due = changes.as_ref().map(|_, changes| changes.as_ref());
-        let outcomes = mode.sync(&map.only(all), due).await;
-        let new = |family| {
-            let relayed = &self.relayed;
-            let names = names.iter();
-            names.filter(move |name| name.family == family && !relayed.contains(*name))
-        };
-        let mut reports = PerFamily::default();
+        let outcomes = mode.sync(&map.only(&self.all), due).await;
+        let mut failed = Failed::new();
         for (family, outcome) in outcomes {
+            let Some(outcome) = outcome else { continue };
+            *self.is_behind.get_mut(family) = outcome.is_err();
             let report = self.reports.get_mut(family);
-            let failed: Option<Vec<_>> = outcome.map(|outcome| {
-                *self.is_behind.get_mut(family) = outcome.is_err();
-                match outcome {
-                    Ok(mut done) => {
-                        let failed = std::mem::take(&mut done.failed);
-                        let unserved = done.not_served.take();
-                        let before = std::mem::replace(report, done);
-                        report.examined += before.examined;
-                        report.unsupported.extend(before.unsupported);
-                        let unserved = unserved.into_iter().flat_map(|why| {
-                            new(family).map(move |name| (name.clone(), why.clone()))
-                        });
-                        let failed = failed.iter();
-                        let failed = failed.map(|(name, why)| (name.clone(), why.clone()));
-                        unserved.chain(failed).collect()
-                    }
-                    Err(error) => {
-                        report.unfinished.push(format!(
-                            "Services with {} are not up to date: {error}",
-                            Preferences::MODE
-                        ));
-                        let why = error.to_string();
-                        new(family)
-                            .map(|name| (name.clone(), why.clone()))
-                            .collect()
-                    }
+            let why = match outcome {
+                Ok(mut done) => {
+                    let ports = std::mem::take(&mut done.failed);
+                    failed.extend(ports.iter().map(|(name, why)| (name.clone(), why.clone())));
+                    let why = done.not_served.take();
+                    add(&mut done, std::mem::take(report));
+                    *report = done;
+                    why
                 }
-            });
-            *reports.get_mut(family) = failed;
+                Err(error) => {
+                    let why = error.to_string();
+                    report.unfinished.push(format!(
+                        "Services with {} are not up to date: {why}",
+                        Preferences::MODE
+                    ));
+                    Some(why)
+                }
+            };
+            let Some(why) = why else { continue };
+            let new = names.iter().filter(|name| name.family == family);
+            let new = new.filter(|name| !self.relayed.contains(*name));
+            failed.extend(new.map(|name| (name.clone(), why.clone())));
         }
-        reports
-    }
-
-    /// Adds to `report` which ServicePorts stay with the mode of the kernel although they choose this
-    /// one: those of `changes`, and those that failed in this sync.
-    fn report_kept(
-        &self,
-        family: Family,
-        map: &ServiceMap,
-        changes: &Changes,
-        report: &mut SyncReport,
-    ) {
-        let kept = self.kept.iter().filter(|(name, _)| name.family == family);
-        report.unsupported.extend(kept.map(|(name, why)| {
-            let why = format!("the mode of the node serves it, because {why}");
-            Reason::new(Preferences::MODE, why).at(name)
-        }));
-        report
-            .unsupported
-            .extend(crate::modes::unsupported_mode(family, map, changes));
+        failed
     }
 
     /// Adds differences of what is relayed to those that were found.
@@ -364,9 +403,13 @@ impl Chosen {
     }
 }
 
+fn chooses(map: &ServiceMap, name: &ServicePortName) -> bool {
+    map.get(name).is_some_and(|port| port.is_relayed())
+}
+
 /// The flows of `port` that must follow it from one mode to the other.
-fn former(port: &ServicePort, relayed: &Relayed) -> Former {
-    if !relayed.contains(&port.name) {
+fn former(port: &ServicePort, relayed: bool) -> Former {
+    if !relayed {
         return Former {
             begun: true,
             ..Former::default()

@@ -40,8 +40,6 @@ pub(super) fn to_serve(settings: &Settings, chosen: &mut Chosen, rings: &Rings) 
     let why = programs_for(settings, chosen.mode, &chosen.kernel);
     let serving = Serving {
         programs: why.is_some(),
-        // In any mode, a Service may choose userspace mode later.
-        relays: true,
         rings: !rings.is_empty(),
         watches_files: settings.own.manifests.is_some() || settings.file.is_some(),
     };

@@ -111,7 +111,6 @@ async fn init(settings: &Settings) -> Done {
         metrics: &Metrics::register(&registry)?,
         rings: Rings::default(),
         handover: Handover::default(),
-        capture: settings.own.capture,
     };
     context.mode(mode)?.prepare().await?;
     tracing::info!(%mode, "this node is prepared");

@@ -168,13 +168,23 @@ impl ServingMode {
 
     /// Syncs the mode, and before and after it what is relayed next to it.
     async fn sync_both(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
-        let Some(mut chosen) = self.chosen.take() else {
+        let Some(chosen) = &mut self.chosen else {
             return self.sync_mode(map, asked).await;
         };
         let mut outcomes = if chosen.is_there() {
-            let changes = chosen.begin(map, asked).await;
+            if !chosen.stays() {
+                chosen.begin(map, asked).await;
+            }
+            let (others, changes) = (chosen.others(map), chosen.changes(map, asked));
             let due = changes.as_ref().map(|_, changes| changes.as_deref());
-            self.sync_mode(&chosen.others(map), due).await
+            let outcomes = self.sync_mode(&others, due).await;
+            if let Some(chosen) = &mut self.chosen {
+                chosen.applied(&outcomes);
+                if chosen.stays() {
+                    chosen.begin(map, asked).await;
+                }
+            }
+            outcomes
         } else {
             let outcomes = self.sync_mode(map, asked).await;
             if asked.v4.is_some() && asked.v6.is_some() {
@@ -182,8 +192,9 @@ impl ServingMode {
             }
             outcomes
         };
-        chosen.end(map, asked, &mut outcomes).await;
-        self.chosen = Some(chosen);
+        if let Some(chosen) = &mut self.chosen {
+            chosen.end(map, asked, &mut outcomes).await;
+        }
         outcomes
     }
 
@@ -207,7 +218,7 @@ impl Mode for ServingMode {
 
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
         if let Some(chosen) = &mut self.chosen {
-            chosen.prepare(map, asked);
+            chosen.prepare(map, asked).await;
         }
         self.takeover.begin_sync().await;
         // First: what other processes give is taken by the first that can use it.

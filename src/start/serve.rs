@@ -20,17 +20,12 @@ use tokio::{
 use super::{
     Done,
     addresses::{self, Addresses},
-    build,
-    chosen::Chosen,
-    confine, ending,
-    mode::ServingMode,
-    probe::{self, Chosen as ChosenMode},
+    build, confine, ending,
+    probe::{self, Chosen},
     programs::{Need, Programs},
     progress,
     report::{self, node_dependents},
     rings,
-    takeover::TakeOver,
-    traffic,
 };
 use crate::{
     api_client::{self, RequestMetrics},
@@ -42,7 +37,7 @@ use crate::{
     first_answer,
     hold::Holding,
     lifecycle,
-    modes::{Mode, cleanup::Running, handover::Handover, userspace::capture::Requested},
+    modes::{Mode, handover::Handover},
     native_histograms,
     node::{self, NodePorts},
     reset,
@@ -99,30 +94,13 @@ async fn begin_to_serve(settings: Settings, signals: ending::Signals) -> Done {
         metrics: &metrics,
         rings,
         handover: handover.clone(),
-        // nftables mode tries no programs.
-        capture: if programs.are_forbidden() || choice.mode == ModeName::Nftables {
-            Requested::Local
-        } else {
-            settings.own.capture
-        },
     };
     let mode = choice.mode;
-    let proxy = context.mode(mode)?;
-    let (relay, counters) = context.relay(mode)?.unzip();
-    let chosen = context.chosen(mode, counters)?;
+    let (proxy, traffic) = context.serving(mode, &programs)?;
     tracing::info!(%node, %mode, objects = %source, "starting");
     let counted = settings.own.counted();
-    let traffic = traffic::source(&proxy, &node_ports, &counted);
-    let running = Running {
-        mode: Some(mode),
-        engines: proxy.engines(),
-        relay: Arc::default(),
-        exclude: effective.ipvs_exclude.clone().into(),
-    };
-    let chosen = chosen.map(|parts| Chosen::new(parts, Arc::clone(&running.relay)));
-    let takeover = TakeOver::new(running, handover.clone(), programs.clone());
     let mut runner = Runner::new(
-        ServingMode::new(proxy, relay, chosen, handover.clone(), takeover),
+        proxy,
         Tracker::new(&node),
         options,
         Arc::clone(&health),
@@ -262,7 +240,7 @@ fn recorder(source: &Source, node: &str) -> Recorder {
 
 /// Prepares the node, and reports to the cluster that this process starts and what it does without.
 /// Returns the kernel settings that apply from now on.
-fn begin(choice: &ChosenMode, settings: &Settings, recorder: &Recorder) -> Vec<Setting> {
+fn begin(choice: &Chosen, settings: &Settings, recorder: &Recorder) -> Vec<Setting> {
     recorder.post(Event::starting());
     let node_settings = node::prepare(&settings.configuration, recorder);
     report::report(choice, settings, recorder);
@@ -270,7 +248,7 @@ fn begin(choice: &ChosenMode, settings: &Settings, recorder: &Recorder) -> Vec<S
 }
 
 /// Content of the pages about this process.
-fn introspection(settings: &Settings, choice: ChosenMode, registry: &Registry) -> Introspection {
+fn introspection(settings: &Settings, choice: Chosen, registry: &Registry) -> Introspection {
     let flags = settings.flags.iter();
     let flags = flags.map(|(name, value)| ((*name).to_owned(), value.clone()));
     let gate = |gate: FeatureGate| serve::Gate {
@@ -339,7 +317,7 @@ fn serve_pages(
 }
 
 /// Facts about this process that the API shows and that never change.
-fn about(settings: &Settings, choice: &ChosenMode, node: &str, source: &Source) -> About {
+fn about(settings: &Settings, choice: &Chosen, node: &str, source: &Source) -> About {
     About {
         started: SystemTime::now(),
         node: node.to_owned(),

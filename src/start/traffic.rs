@@ -6,7 +6,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     pin::Pin,
     slice,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
@@ -33,18 +33,19 @@ use crate::{
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The source of traffic counts of `mode`; nftables and iptables mode count for Services in the
-/// namespaces `counted`.
+/// namespaces `counted`. `loads` are those of userspace mode next to a mode of the kernel.
 pub(super) fn source(
     mode: &AnyMode,
     node_ports: &Arc<NodePorts>,
     counted: &Namespaces,
+    loads: &Arc<OnceLock<Loads>>,
 ) -> Arc<dyn TrafficSource> {
-    match mode {
+    let kernel: Arc<dyn TrafficSource> = match mode {
         AnyMode::Ipvs(_) => Arc::new(VirtualServers {
             node_ports: Arc::clone(node_ports),
             ipvs: Mutex::new(None),
         }),
-        AnyMode::Userspace(mode) => Arc::new(Relayed(mode.loads())),
+        AnyMode::Userspace(mode) => return Arc::new(Relayed(mode.loads())),
         AnyMode::Nftables(_) => Arc::new(Elements {
             counted: counted.clone(),
             traffic: Mutex::new(None),
@@ -53,6 +54,52 @@ pub(super) fn source(
             Arc::new(Chains::new(mode.traffic(counted.clone())))
         }
         AnyMode::Iptables(_) => Arc::new(Nothing),
+    };
+    let loads = Arc::clone(loads);
+    Arc::new(Both { kernel, loads })
+}
+
+/// The counts of a mode of the kernel, and the connections that are relayed next to it.
+#[derive(Debug)]
+struct Both {
+    kernel: Arc<dyn TrafficSource>,
+    loads: Arc<OnceLock<Loads>>,
+}
+
+impl Both {
+    fn relayed(&self) -> Option<Relayed> {
+        self.loads.get().cloned().map(Relayed)
+    }
+}
+
+impl TrafficSource for Both {
+    fn refresh(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send>>> {
+        self.kernel.refresh()
+    }
+
+    fn of(&self, ports: &[&Arc<ServicePort>]) -> Vec<PortTraffic> {
+        let mut all = self.kernel.of(ports);
+        if let Some(relayed) = self.relayed() {
+            for (known, of_port) in all.iter_mut().zip(relayed.of(ports)) {
+                if !of_port.endpoints.is_empty() {
+                    *known = of_port;
+                }
+            }
+        }
+        all
+    }
+
+    fn ejected(&self, port: &ServicePort) -> HashSet<SocketAddr> {
+        let relayed = self.relayed();
+        relayed.map_or_else(HashSet::new, |relayed| relayed.ejected(port))
+    }
+
+    fn comes_back(&self, port: &ServicePortName, endpoint: SocketAddr) -> Option<ServicePortName> {
+        self.relayed()?.comes_back(port, endpoint)
+    }
+
+    fn dials(&self, asked: &DialsAsked) -> Option<Result<DialList, String>> {
+        self.relayed()?.dials(asked)
     }
 }
 

@@ -46,6 +46,10 @@ pub struct ServicePort {
     pub external_traffic_policy: String,
     /// Networks (CIDR) that may reach its load-balancer addresses; empty: all networks.
     pub source_ranges: Vec<String>,
+    /// Name of the mode that serves it, if it is not that of the node: its Service chose it
+    /// (`tripod.proxy/mode`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<String>,
     /// Its endpoints, sorted by address.
     pub endpoints: Vec<Endpoint>,
     /// Why no endpoint takes new connections; `None` if at least one does. Earlier versions do not

@@ -76,10 +76,7 @@ fn a_mode_keeps_what_it_needs() {
         for mode in modes() {
             let mut tripod = start(&lab, mode, &[]);
             assert_eq!(ask(&lab.node, service.cluster()[0]).expect("a call"), "a");
-            let most = match *mode {
-                "userspace" => SERVING | SYS_RESOURCE,
-                _ => SERVING,
-            };
+            let most = SERVING | SYS_RESOURCE;
             for field in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
                 for set in sets(tripod.pid(), field) {
                     let (least, more) = (set & SERVING, set & !most);

@@ -169,6 +169,16 @@ impl SyncWatch {
         }
     }
 
+    /// To be called after others in this process wrote rules, before which [`SyncWatch::before`] was
+    /// called: of legacy tables only the sizes are known.
+    pub fn after_own_process(&mut self) {
+        if let Record::Legacy(there) = &mut self.record
+            && there.are_unmodified
+        {
+            there.left = Some(sizes(self.family, self.owned.tables));
+        }
+    }
+
     /// Returns true if no process changed any rules since a sync last found all of ours to be
     /// right.
     pub fn is_unchanged(&mut self) -> bool {

@@ -104,22 +104,19 @@ mod tests {
     /// files and open sockets of the network.
     #[test]
     fn each_task_makes_the_calls_that_it_needs() {
-        let serve = |programs, relays, watches_files| {
+        let serve = |programs, watches_files| {
             Task::Serve(Serving {
                 programs,
-                relays,
                 watches_files,
                 ..Serving::default()
             })
         };
         for (task, programs, pipes, inotify, network) in [
             (Task::Hold, false, false, false, false),
-            (serve(false, false, false), false, false, false, true),
-            (serve(false, false, true), false, false, true, true),
-            (serve(false, true, true), false, true, true, true),
-            // Programs are run with pipes.
-            (serve(true, false, false), true, true, false, true),
-            (serve(true, true, true), true, true, true, true),
+            (serve(false, false), false, true, false, true),
+            (serve(false, true), false, true, true, true),
+            (serve(true, false), true, true, false, true),
+            (serve(true, true), true, true, true, true),
         ] {
             filtered(task, || {
                 let missing = |errno: Errno| assert_eq!(errno, Errno::ENOSYS, "{task:?}");

@@ -16,7 +16,6 @@ use super::{
 fn groups_for(serving: Serving) -> impl Iterator<Item = &'static [c_long]> {
     let Serving {
         watches_files,
-        relays,
         rings,
         programs,
     } = serving;
@@ -26,7 +25,6 @@ fn groups_for(serving: Serving) -> impl Iterator<Item = &'static [c_long]> {
         (true, groups::FILES),
         (true, groups::SOCKETS),
         (watches_files, groups::WATCHED_FILES),
-        (relays, groups::RELAYS),
         (rings, groups::RINGS),
         (programs, groups::PROGRAMS),
         (programs, groups::OLDER_OF_PROGRAMS),
@@ -56,11 +54,11 @@ const DOMAINS_OF_HOLDER: [libc::c_int; 1] = [libc::AF_UNIX];
 /// # Errors
 /// Those of building the conditions, which are the same each time.
 pub(super) fn needed(task: Task) -> Result<BTreeMap<c_long, Vec<SeccompRule>>, BackendError> {
-    let (serving, domains) = match task {
-        Task::Start | Task::Hold => (Serving::default(), &DOMAINS_OF_HOLDER[..]),
-        Task::Serve(serving) => (serving, &DOMAINS[..]),
+    let (serving, relays, domains) = match task {
+        Task::Start | Task::Hold => (Serving::default(), &[][..], &DOMAINS_OF_HOLDER[..]),
+        Task::Serve(serving) => (serving, groups::RELAYS, &DOMAINS[..]),
     };
-    let calls = groups_for(serving).flatten();
+    let calls = groups_for(serving).flatten().chain(relays);
     let mut rules: BTreeMap<_, _> = calls.map(|call| (*call, Vec::new())).collect();
     if serving.rings {
         // A ring can be enabled; no other operation on rings is allowed.
@@ -109,7 +107,6 @@ mod tests {
         let mut all = BTreeMap::<_, usize>::new();
         let beside = Serving {
             programs: false,
-            relays: true,
             rings: true,
             watches_files: true,
         };
@@ -125,13 +122,9 @@ mod tests {
     fn the_document_says_who_needs_each_group() {
         let document = include_str!("../../../docs/security.md");
         let none = Serving::default();
-        let [files, relays, rings, programs] = [
+        let [files, rings, programs] = [
             Serving {
                 watches_files: true,
-                ..none
-            },
-            Serving {
-                relays: true,
                 ..none
             },
             Serving {
@@ -159,12 +152,6 @@ mod tests {
                 "noticing changes of files (inotify)",
                 files,
                 "with `--manifests` or `--config`",
-            ),
-            (
-                groups::RELAYS,
-                "carrying bytes (splice, pipes)",
-                relays,
-                "in userspace mode, and where node ports on loopback addresses are served",
             ),
             (
                 groups::RINGS,

@@ -55,8 +55,10 @@ impl ServedFamily {
             &setup.counted,
             self.features,
         );
-        options.delivers = *setup.delivers.get(self.table.family());
-        let applied = self.table.options().map(|applied| applied.tcp_be_liberal);
+        let applied = self.table.options();
+        // Once there is such a Service, the rules stay: each change writes the whole table.
+        options.delivers |= applied.is_some_and(|applied| applied.delivers);
+        let applied = applied.map(|applied| applied.tcp_be_liberal);
         options.tcp_be_liberal = tcp_be_liberal(options.tcp_be_liberal, applied, changes);
         options
     }

@@ -102,8 +102,6 @@ pub struct Setup {
     pub node_ports: Arc<NodePorts>,
     /// Namespaces whose Services are counted.
     pub counted: Namespaces,
-    /// Whether packets to some service addresses are delivered to sockets of this process.
-    pub delivers: PerFamily<bool>,
     /// Where figures of the mode are recorded.
     pub metrics: Arc<dyn Metrics>,
 }

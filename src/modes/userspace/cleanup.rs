@@ -33,6 +33,7 @@ impl Cleanup for Installed {
     }
 
     async fn retire(&self, running: &Running) -> Result<usize, SyncError> {
+        let _removing = running.captures.removing().await;
         // A failure of one capture method does not prevent retiring the other.
         let open = Local::retire(&running.without_local_capture());
         let redirected = Redirect::retire(&running.without_captured_rules()).await?;
@@ -40,6 +41,7 @@ impl Cleanup for Installed {
     }
 
     async fn cleanup(&self, running: &Running) -> Result<(), SyncError> {
+        let _removing = running.captures.removing().await;
         let preserved = running.preserved(ModeName::Userspace);
         let rules = Redirect::cleanup(&Family::ALL, &preserved).await;
         let mut removed = rules.and(Local::cleanup(&routed(running)));

@@ -357,7 +357,7 @@ impl Executor {
                     },
                     name: Arc::clone(&group.group().label),
                     other_ports: match self.shared.options.role {
-                        Role::Chosen => OtherPorts::PassOn,
+                        Role::Chosen { .. } => OtherPorts::PassOn,
                         Role::Mode | Role::LoopbackNodePorts => other_ports,
                     },
                 });

@@ -74,7 +74,7 @@ use crate::{
     config::ModeName,
     kernel::probe::Kernel,
     node::ActedOn,
-    services::{Node, ServiceMap, ServicePort, ServicePortName},
+    services::{Changes, Node, ServiceMap, ServicePort, ServicePortName},
 };
 
 /// Userspace mode: the control path, and the workers that relay the bytes.
@@ -138,6 +138,18 @@ impl Userspace {
     /// The loads of endpoints, which can be read at any time.
     pub fn loads(&self) -> Loads {
         self.executor.loads()
+    }
+
+    /// Records which addresses of `family` the kernel serves, after `changes` to its ServicePorts in
+    /// `map`: endpoints with these addresses are not called.
+    pub fn translate(&self, family: Family, map: &ServiceMap, changes: &Changes) {
+        let captured = &self.executor.shared().captured;
+        captured.translate(family, map, changes);
+    }
+
+    /// Must be called `before` and after a mode of the kernel in this process writes rules.
+    pub fn expect_changes(&mut self, before: bool) {
+        self.capture.expect_changes(before);
     }
 
     /// The handover to and from other processes.

@@ -23,13 +23,12 @@ impl Userspace {
         self.executor.count_descriptors(extent);
         self.node.node_ports = self.executor.shared().options.node_ports.served();
         self.node.opens_listeners = !self.executor.yields();
-        let is_beside = self.executor.shared().options.role == Role::Chosen;
+        let role = self.executor.shared().options.role;
         let known = &mut self.node.addresses;
         if extent == Extent::Full || known.is_empty() {
             match node_addresses() {
                 Ok(mut addresses) => {
-                    if is_beside {
-                        // There node ports are served as in the mode of the kernel.
+                    if role == (Role::Chosen { loopback: false }) {
                         addresses.retain(|ip| !ip.is_loopback());
                     }
                     *known = addresses;

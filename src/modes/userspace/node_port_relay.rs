@@ -18,7 +18,7 @@ use super::{
     capture::{Extent, Method},
     execute::Executor,
     options::{Options, Role},
-    plan::{self, GroupKind, GroupName, listen::NodeContext},
+    plan::{self, listen::NodeContext},
     proxy::counters::Counters,
 };
 use crate::{
@@ -26,7 +26,7 @@ use crate::{
     modes::{Asked, Difference, SyncReport, handover::Handover, state::FamilyState},
     node::Served,
     sched::SchedulerName,
-    services::{Changes, ExternalAddresses, ServiceMap, ServicePort, ServicePortName},
+    services::{Changes, ServiceMap, ServicePort, ServicePortName},
 };
 
 /// Metrics of the relay, under kube-proxy's names (KEP-6032).
@@ -74,8 +74,6 @@ pub struct NodePortRelay {
     executor: Executor,
     families: PerFamily<FamilyState<()>>,
     node: NodeContext,
-    /// The addresses that the kernel translates.
-    translated: ExternalAddresses,
     metrics: RelayMetrics,
 }
 
@@ -101,7 +99,6 @@ impl NodePortRelay {
                 node_ports: Arc::new(Served::All),
                 opens_listeners: true,
             },
-            translated: ExternalAddresses::default(),
             metrics,
         })
     }
@@ -146,14 +143,7 @@ impl NodePortRelay {
 
     fn sync_family(&mut self, family: Family, map: &ServiceMap, changes: &Changes) -> SyncReport {
         let captured = &self.executor.shared().captured;
-        for address in self.translated.update(family, map, changes) {
-            match self.translated.owner(&address) {
-                Some(name) => {
-                    captured.insert(address, &GroupName::of(name, GroupKind::External));
-                }
-                None => captured.remove(&address),
-            }
-        }
+        captured.translate(family, map, changes);
         let state = self.families.get_mut(family);
         let extent = Extent::of(state, changes);
         self.executor.count_descriptors(extent);

@@ -17,7 +17,10 @@ pub enum Role {
     Mode,
     /// Services that choose this mode, next to a mode of the kernel, which serves the others and
     /// decides about other ports of their addresses.
-    Chosen,
+    Chosen {
+        /// Whether it serves node ports on loopback addresses: some modes do so themselves.
+        loopback: bool,
+    },
     /// Node ports on loopback addresses, for a mode of the kernel.
     LoopbackNodePorts,
 }
@@ -27,7 +30,7 @@ impl Role {
     pub(super) fn if_taken(self) -> &'static str {
         match self {
             Role::Mode => "bind it to one address, or use --userspace-capture=redirect",
-            Role::Chosen => "bind it to one address",
+            Role::Chosen { .. } => "bind it to one address",
             Role::LoopbackNodePorts => {
                 "bind it to other addresses, or leave loopback out of --nodeport-addresses"
             }

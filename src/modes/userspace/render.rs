@@ -6,7 +6,7 @@ use std::fmt::{self, Write};
 use net::Protocol;
 
 use super::{
-    capture::{self, Desired},
+    capture::{self, Desired, OtherPorts},
     diff,
     plan::{self, GroupPlan, Target},
 };
@@ -33,7 +33,11 @@ pub fn render(map: &ServiceMap, choices: &Choices<'_>, text: &mut impl Write) ->
                     let target = capture::Target {
                         port: local_port,
                         name: port.name.to_string().into(),
-                        other_ports: diff::other_ports(&group, frontend),
+                        other_ports: if map.has_only_relayed() {
+                            OtherPorts::PassOn
+                        } else {
+                            diff::other_ports(&group, frontend)
+                        },
                     };
                     desired.insert(*frontend, target);
                 }

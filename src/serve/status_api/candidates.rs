@@ -30,7 +30,7 @@ impl StatusApi {
             .filter(|(_, why)| why.is_none())
             .map(|(endpoint, _)| endpoint.address)
             .collect();
-        let mode = self.about.mode;
+        let mode = self.mode_of(port);
         let owner = |address| {
             if mode == ModeName::Userspace {
                 return self.traffic.comes_back(&port.name, address);

@@ -197,7 +197,7 @@ async fn explained_packet(
     Ok(Explanation {
         api_version: VERSION.to_owned(),
         kind: "Explanation".to_owned(),
-        mode: api.about.mode.to_string(),
+        mode: explanation.properties.mode.to_string(),
         to: packet.to.to_string(),
         protocol: packet.protocol.to_string(),
         from: sender(packet.from),

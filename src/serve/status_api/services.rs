@@ -16,6 +16,7 @@ use super::{
     PortTraffic, StatusApi, address_kind, candidates::none_in_use, json, refused, unsupported,
 };
 use crate::{
+    config::ModeName,
     node,
     runner::status::{Done, FamilyStatus, Reason},
     serve::{
@@ -86,6 +87,7 @@ impl StatusApi {
         let reasons = self.unsupported_by(name);
         let scheduler = scheduler(port, &self.about.scheduler, &reasons);
         let unsupported = reasons.iter().map(|r| unsupported(&name.service, r));
+        let mode = Some(self.mode_of(port)).filter(|mode| *mode != self.about.mode);
         let ranges = port.load_balancer_source_ranges.iter();
         let conflicts = port.conflicts.iter().map(ToString::to_string);
         status_api::ServicePort {
@@ -103,6 +105,7 @@ impl StatusApi {
             internal_traffic_policy: policy(port.internal_traffic_policy),
             external_traffic_policy: policy(port.external_traffic_policy),
             source_ranges: ranges.map(ToString::to_string).collect(),
+            mode: mode.map(|mode| mode.to_string()),
             no_endpoints: none_in_use(port, &passed_over)
                 .map(|why| self.about.no_endpoints(&name.service, why)),
             endpoints: endpoints(port, traffic, &passed_over, gets_share),
@@ -118,6 +121,18 @@ impl StatusApi {
                 .collect(),
             traffic: traffic.of_port,
             limited: traffic.limited,
+        }
+    }
+
+    /// Returns the mode that serves `port`.
+    pub(super) fn mode_of(&self, port: &ServicePort) -> ModeName {
+        let is_kept = || {
+            let reasons = self.unsupported_by(&port.name);
+            reasons.iter().any(|one| one.what == Preferences::MODE)
+        };
+        match port.is_relayed() && !is_kept() {
+            true => ModeName::Userspace,
+            false => self.about.mode,
         }
     }
 

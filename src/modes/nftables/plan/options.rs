@@ -117,7 +117,7 @@ impl Options {
             } else {
                 Vec::new()
             },
-            delivers: false,
+            delivers: map.lacks_relayed(),
         }
     }
 }

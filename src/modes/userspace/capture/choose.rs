@@ -6,7 +6,10 @@ use net::{Family, PerFamily};
 use xtables::Toolkit;
 
 use super::Error;
-use crate::kernel::probe::{Ability, Extension, Kernel};
+use crate::{
+    config::ModeName,
+    kernel::probe::{Ability, Extension, Kernel},
+};
 
 /// Argument of `--userspace-capture`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -18,6 +21,15 @@ pub enum Requested {
     Redirect,
     /// [`Method::Local`], or no capture at all.
     Local,
+}
+
+/// How Services that choose userspace mode are captured next to a mode of the kernel: nftables mode
+/// starts no programs, and the rules of the others have no place for packets that routes deliver.
+pub fn next_to(mode: ModeName) -> Requested {
+    match mode {
+        ModeName::Nftables => Requested::Local,
+        _ => Requested::Redirect,
+    }
 }
 
 /// How packets are captured.

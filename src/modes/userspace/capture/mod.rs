@@ -19,7 +19,7 @@ mod tests;
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
-pub use choose::{Choice, Method, Requested, choose};
+pub use choose::{Choice, Method, Requested, choose, next_to};
 pub use local::{Local, Prepared};
 use net::{Frontend, PerFamily};
 pub use per_family::Capture;

@@ -86,6 +86,18 @@ impl Capture {
         self
     }
 
+    /// Must be called `before` and after a mode of the kernel in this process writes rules: they are no
+    /// changes by another process.
+    pub fn expect_changes(&mut self, before: bool) {
+        for (_, family) in self.families.iter_mut() {
+            match &mut family.active {
+                ActiveMethod::Redirect(redirect) if before => drop(redirect.before()),
+                ActiveMethod::Redirect(redirect) => redirect.after_own_process(),
+                ActiveMethod::Local(_) => {}
+            }
+        }
+    }
+
     /// Sets the addresses on which node ports are served; takes effect with the next full sync.
     pub fn serve_node_ports(&mut self, served: Arc<Served>) {
         self.node_ports = served;

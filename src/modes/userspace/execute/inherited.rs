@@ -58,7 +58,7 @@ impl Executor {
         }
         let inherited = holding.take_inherited(|at| match role {
             Role::LoopbackNodePorts => at.bound.address.ip().is_loopback(),
-            Role::Mode | Role::Chosen => true,
+            Role::Mode | Role::Chosen { .. } => true,
         });
         // Usually they come before there are groups, or from the holder.
         let open = if inherited.iter().any(InheritedSocket::is_shared) {

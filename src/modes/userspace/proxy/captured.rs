@@ -22,7 +22,7 @@ use super::super::{
     capture::MARK,
     plan::{GroupName, listen::NodeContext},
 };
-use crate::services::ServicePortName;
+use crate::services::{Changes, ExternalAddresses, ServiceMap, ServicePortName};
 
 /// The service group that owns each frontend. Syncs write it, the data path reads it.
 #[derive(Debug, Default)]
@@ -37,6 +37,8 @@ pub struct Captured {
     marks: PerFamily<AtomicBool>,
     /// The node's addresses that serve node ports.
     node: RwLock<Vec<IpAddr>>,
+    /// Addresses of Services that the kernel serves: it would translate calls to them.
+    translated: RwLock<ExternalAddresses>,
 }
 
 impl Captured {
@@ -76,6 +78,12 @@ impl Captured {
         if marks.load(Relaxed) != pass {
             marks.store(pass && may_mark(), Relaxed);
         }
+    }
+
+    /// Records which addresses of `family` the kernel serves, after `changes` to its ServicePorts in
+    /// `map`.
+    pub fn translate(&self, family: Family, map: &ServiceMap, changes: &Changes) {
+        self.translated.write().update(family, map, changes);
     }
 
     /// Records the addresses on which node ports are served.
@@ -141,7 +149,10 @@ impl Captured {
         let node_port = node_port.filter(|_| self.node.read().contains(&ip));
         match range.and_then(|range| owners.get(range)).or(node_port) {
             Some(owner) => Err(owner.port.clone()),
-            None => Ok(None),
+            None => match self.translated.read().owner(&frontend) {
+                Some(owner) => Err(owner.clone()),
+                None => Ok(None),
+            },
         }
     }
 }

@@ -172,6 +172,11 @@ impl Redirect {
         }
     }
 
+    /// Records that only this process changed rules since [`Self::before`].
+    pub fn after_own_process(&mut self) {
+        self.watch.after_own_process();
+    }
+
     /// Makes the kernel capture the desired frontends; those of other families are ignored. A full
     /// sync compares everything, repairs jumps, and replaces the addresses at which node ports are
     /// `served`. [`Self::before`] and [`Self::after`] must be called around it.
