@@ -24,7 +24,8 @@ fn capabilities(column: &Column) -> Vec<Capability> {
     if is_raw && column.writes_with_iptables() {
         needed.push(NET_RAW);
     }
-    if column.mode == "userspace" {
+    // In nftables mode for Services that choose userspace mode.
+    if matches!(column.mode, "userspace" | "nftables") {
         needed.push(NET_BIND_SERVICE);
     }
     needed

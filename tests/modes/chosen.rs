@@ -5,14 +5,27 @@ use std::{
     time::Duration,
 };
 
-use super::{hostile::start_with, probe::default_mode};
-use crate::lab::{Capture, Lab, Service, Tripod, ask, eventually, run, say, tcp, udp_ask};
+use serde_json::Value;
+
+use super::{
+    hostile::{start_by, start_with},
+    probe::default_mode,
+};
+use crate::{
+    lab::{
+        Capture, Lab, Service, Tripod, ask, eventually, get, run, say, tcp, tripod_binary, udp_ask,
+    },
+    userspace::{
+        gap::{are_held, start_holder, wait_in_the_gap},
+        succession::under_load,
+    },
+};
 
 const SOON: Duration = Duration::from_secs(20);
 const CALLS: usize = 20;
 
 /// The modes of the kernel, each with the capture of the Services that choose userspace mode.
-fn ways() -> &'static [(&'static str, Capture)] {
+pub fn ways() -> &'static [(&'static str, Capture)] {
     match default_mode() {
         "ipvs" => &[("ipvs", Capture::Redirect)],
         "nftables" => &[
@@ -35,7 +48,24 @@ fn in_each_way(test: impl Fn(&str, &mut Lab)) {
 
 fn start(lab: &Lab, way: &str) -> Tripod {
     let mode = way.split(' ').next().expect("a mode");
-    start_with(lab, mode, &["--nodeport-addresses=all"])
+    let flags = [
+        "--nodeport-addresses=all",
+        "--userspace-workers=2",
+        "--userspace-drain-timeout=5s",
+        "--confine=calls",
+        "--v=4",
+    ];
+    start_with(lab, mode, &flags)
+}
+
+/// What the proxy says about the ports of a Service.
+fn described(lab: &Lab, service: &str) -> Vec<Value> {
+    let at = ([127, 0, 0, 1], 10249).into();
+    let path = format!("/v1/services/default/{service}");
+    let answer = get(&lab.node, at, &path).expect("an answer");
+    let (_, body) = answer.split_once("\r\n\r\n").expect("a body");
+    let list: Value = serde_json::from_str(body).expect("JSON");
+    list["items"].as_array().expect("ports").clone()
 }
 
 fn web() -> Service {
@@ -101,6 +131,16 @@ fn a_service_that_chooses_userspace_mode_is_relayed() {
             udp_ask(from, to).unwrap_or_else(|error| panic!("{way}: udp {to}: {error}"));
         }
         assert_eq!(count(lab, &tripod), made as f64, "{way}");
+        let of_web = described(lab, "web");
+        assert!(
+            of_web.iter().all(|port| port["mode"] == "userspace"),
+            "{of_web:?}"
+        );
+        let over_tcp = of_web.iter().filter(|port| port["protocol"] == "TCP");
+        let counted = over_tcp.map(|port| port["traffic"]["connections"].as_u64());
+        let counted: u64 = counted.map(|some| some.expect("a count")).sum();
+        assert_eq!(counted, made as u64, "{way}");
+        assert!(described(lab, "other")[0]["mode"].is_null(), "{way}");
         for to in other.cluster() {
             ask(&lab.client, to).unwrap_or_else(|error| panic!("{way}: {to}: {error}"));
         }
@@ -157,6 +197,49 @@ fn a_service_may_change_its_mode_under_open_connections() {
     });
 }
 
+/// What the kernel has for it: such rules, or routing rules.
+fn captures(lab: &Lab, rule: &str) -> String {
+    let show = |command: &str| lab.node.show(command);
+    let rules = ["iptables-save -t nat", "ip6tables-save -t nat"].map(show);
+    let routes = ["ip rule", "ip -6 rule"].map(show);
+    let of_relay = rules.iter().flat_map(|rules| rules.lines());
+    let of_relay = of_relay.filter(|line| line.contains(rule));
+    let routes = routes.iter().flat_map(|routes| routes.lines());
+    let routes = routes.filter(|line| line.contains("dport 80"));
+    let lines: Vec<_> = of_relay.chain(routes).collect();
+    lines.join("\n")
+}
+
+fn nothing_captures(lab: &Lab, rule: &str, way: &str) {
+    eventually("nothing captures any more", SOON, || {
+        let left = captures(lab, rule);
+        left.is_empty()
+            .then_some(())
+            .ok_or(format!("{way}: {left}"))
+    });
+}
+
+#[test]
+fn a_holder_keeps_its_sockets_while_no_process_runs() {
+    in_each_way(|way, lab| {
+        let web = Service::new("web", 10).annotated("tripod.proxy/mode", "userspace");
+        lab.publish_all(&web);
+        let _holder = start_holder(lab);
+        let old = start(lab, way);
+        are_held(&old, 8);
+        let old = &mut { old };
+        let lab = &*lab;
+        under_load(lab, &web.cluster(), |calls| {
+            calls.more();
+            for _ in 0..2 {
+                assert!(old.terminate().success(), "{way}: it ended badly");
+                *old = wait_in_the_gap(lab, &web.cluster(), || start(lab, way));
+                calls.more();
+            }
+        });
+    });
+}
+
 #[test]
 fn the_next_process_relays_it_too() {
     in_each_way(|way, lab| {
@@ -164,7 +247,7 @@ fn the_next_process_relays_it_too() {
         let mut first = start(lab, way);
         calls(lab, &relayed(), way);
         first.kill();
-        let next = start(lab, way);
+        let mut next = start(lab, way);
         let made = calls(lab, &relayed(), way);
         assert_eq!(count(lab, &next), made as f64, "{way}");
         lab.publish_all(&web());
@@ -175,6 +258,18 @@ fn the_next_process_relays_it_too() {
                 .then_some(())
                 .ok_or(way.to_owned())
         });
+        // Two jumps to an empty chain stay.
+        nothing_captures(lab, "-A TRIPOD-", way);
+        lab.publish_all(&relayed());
+        eventually("it is relayed again", SOON, || {
+            let is_captured = !captures(lab, "-A TRIPOD-").is_empty();
+            is_captured.then_some(()).ok_or(way.to_owned())
+        });
+        next.kill();
+        lab.publish_all(&web());
+        let _last = start(lab, way);
+        nothing_captures(lab, "TRIPOD-", way);
+        calls(lab, &web(), way);
     });
 }
 
@@ -197,5 +292,45 @@ fn a_service_whose_listener_cannot_be_opened_stays_with_the_kernel() {
         tripod.logs(&["tripod.proxy/mode is not supported", "cannot listen on"]);
         // IPv6 is relayed.
         assert!(count(&lab, &tripod) > 0.0);
+        for port in described(&lab, "web") {
+            let is_kept = port["protocol"] == "TCP" && port["family"] == "IPv4";
+            assert_eq!(port["mode"].is_null(), is_kept, "{port}");
+        }
+    });
+}
+
+#[test]
+fn a_service_without_descriptors_stays_with_the_kernel() {
+    const LIMIT: usize = 300;
+    run(|| {
+        if default_mode() != "nftables" {
+            return;
+        }
+        let mut lab = Lab::new(Capture::Local);
+        lab.add_backends(&["a"]);
+        let service = |number: u8| {
+            let service = Service::new(&format!("web-{number}"), number);
+            service.annotated("tripod.proxy/mode", "userspace")
+        };
+        let services: Vec<_> = (10..90).map(service).collect();
+        services.iter().for_each(|one| lab.publish(one, &["a"]));
+        let mut command = lab.node.command("sh");
+        let limited = format!("ulimit -n {LIMIT}; exec \"$0\" \"$@\"");
+        command.args(["-c", &limited]).arg(tripod_binary());
+        let tripod = start_by(command, &lab, "nftables", &["--userspace-workers=1"]);
+        let mut relayed = 0;
+        for service in &services {
+            for to in service.cluster() {
+                assert_eq!(ask(&lab.client, to).expect("a call"), "a", "{to}");
+            }
+            let ports = described(&lab, &service.name);
+            relayed += ports
+                .iter()
+                .filter(|port| port["mode"] == "userspace")
+                .count();
+        }
+        assert!(relayed > 0 && relayed < 4 * services.len(), "{relayed}");
+        assert!(count(&lab, &tripod) > 0.0);
+        tripod.logs(&["tripod.proxy/mode is not supported", "ulimit"]);
     });
 }

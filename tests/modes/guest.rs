@@ -60,6 +60,12 @@ fn guest_full_migrate() {
 }
 
 #[test]
+fn guest_full_chosen() {
+    let tests = ["modes::chosen::a_service_", "modes::chosen::the_next_"];
+    uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
+}
+
+#[test]
 fn guest_full_takes_over() {
     let tests = ["modes::switching::from_kube_proxy::"];
     guest::in_guest(guest::Profile::Full, &tests, &[(KERNEL, "full")]);

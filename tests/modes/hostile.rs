@@ -3,6 +3,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::thread::JoinHandle;
@@ -78,7 +79,11 @@ pub(super) fn start(lab: &Lab, mode: &str) -> Tripod {
 
 /// Like [`start`], with further flags.
 pub(super) fn start_with(lab: &Lab, mode: &str, flags: &[&str]) -> Tripod {
-    let mut command = lab.node.command(tripod_binary());
+    start_by(lab.node.command(tripod_binary()), lab, mode, flags)
+}
+
+/// Like [`start_with`], by this `command`, to which flags are added.
+pub(super) fn start_by(mut command: Command, lab: &Lab, mode: &str, flags: &[&str]) -> Tripod {
     command
         .args(flags)
         .args([&format!("--proxy-mode={mode}"), "--strict-proxy-mode"])

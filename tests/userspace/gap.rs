@@ -25,7 +25,7 @@ on_each_capture!(
 /// them.
 const WAITING: usize = 24;
 
-pub(super) fn start_holder(lab: &Lab) -> Tripod {
+pub fn start_holder(lab: &Lab) -> Tripod {
     let mut command = lab.node.command(tripod_binary());
     command.args(["hold", "--confine=files"]);
     let holder = Tripod::spawn(command);
@@ -56,7 +56,7 @@ pub(super) fn start_beside(lab: &Lab, number: u16, workers: usize) -> Tripod {
 }
 
 /// Waits until the holder has `sockets` sockets of a proxy.
-pub(super) fn are_held(proxy: &Tripod, sockets: usize) {
+pub fn are_held(proxy: &Tripod, sockets: usize) {
     let words = ["the holder has all sockets", &format!("sockets={sockets}")];
     eventually("the sockets are held", SOON, || {
         match proxy.logged(&words) {
@@ -68,7 +68,7 @@ pub(super) fn are_held(proxy: &Tripod, sockets: usize) {
 
 /// Calls all `addresses` while no process runs; `start` starts one when all calls wait.
 /// Each call must be answered.
-fn wait_in_the_gap<T>(lab: &Lab, addresses: &[SocketAddr], start: impl FnOnce() -> T) -> T {
+pub fn wait_in_the_gap<T>(lab: &Lab, addresses: &[SocketAddr], start: impl FnOnce() -> T) -> T {
     let connected = &AtomicUsize::new(0);
     let call = |to: SocketAddr| -> io::Result<String> {
         let mut stream = tcp(&lab.client, to)?;

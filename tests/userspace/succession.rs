@@ -74,7 +74,7 @@ impl Open {
 }
 
 #[derive(Default)]
-pub(super) struct Calls {
+pub struct Calls {
     stop: AtomicBool,
     made: AtomicUsize,
     /// Whether endpoint `a` is gone.
@@ -82,7 +82,7 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    pub(super) fn more(&self) {
+    pub fn more(&self) {
         let enough = self.made.load(Relaxed) + MORE;
         eventually("some more calls", SOON, || match self.made.load(Relaxed) {
             made if made >= enough => Ok(()),
@@ -102,7 +102,7 @@ impl Drop for Stop<'_> {
 
 /// Calls without a pause while `body` runs; no call may fail or be answered by an endpoint that is
 /// gone. The result of `body` lives as long as they call.
-pub(super) fn under_load<T>(lab: &Lab, addresses: &[SocketAddr], body: impl FnOnce(&Calls) -> T) {
+pub fn under_load<T>(lab: &Lab, addresses: &[SocketAddr], body: impl FnOnce(&Calls) -> T) {
     // A fast machine makes more calls than the usual range has ports, and each port waits for
     // a minute until the next call to the same address may use it.
     let range = Path::new("/proc/sys/net/ipv4/ip_local_port_range");

@@ -66,6 +66,26 @@ fn others() -> Vec<Case> {
         .calls(ClusterIp)
         .sees(each([A, B])),
         case(
+            "A Service that chooses userspace mode is relayed",
+            node_port([A, B])
+                .with_external_ip()
+                .annotated("tripod.proxy/mode", "userspace"),
+        )
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .over([Tcp, Udp])
+        .sees(each([A, B]).seeing_the_node())
+        .when(Outside)
+        .calls([NodePort, ExternalIp])
+        .over([Tcp, Udp])
+        .sees(each([A, B]).seeing_the_node())
+        .then("in the mode of the node again", |web| {
+            web.annotated("tripod.proxy/mode", "")
+        })
+        .when(Pod)
+        .calls(ClusterIp)
+        .sees(each([A, B]).seeing_the_caller()),
+        case(
             "Resets: an endpoint that leaves is not called, the others are",
             cluster_ip([A, B]).annotated("tripod.proxy/reset", "gone"),
         )

@@ -24,12 +24,22 @@ const CHECK_PORT: u16 = 31_000;
 struct Way {
     mode: &'static str,
     capture: Capture,
+    /// Whether the Service chooses userspace mode.
+    chosen: bool,
 }
 
 impl Way {
+    fn new(mode: &'static str, capture: Capture) -> Way {
+        Way {
+            mode,
+            capture,
+            chosen: false,
+        }
+    }
+
     /// Whether the process relays connections.
     fn relays(self) -> bool {
-        self.mode == "userspace"
+        self.chosen || self.mode == "userspace"
     }
 }
 
@@ -49,7 +59,7 @@ macro_rules! in_each_mode {
             #[test]
             fn ipvs() {
                 if kernel() == "full" {
-                    in_lab("ipvs", Capture::Redirect, super::$name);
+                    in_lab(Way::new("ipvs", Capture::Redirect), super::$name);
                 }
             }
         }
@@ -64,16 +74,31 @@ in_each_mode!(
 /// Like [`in_lab`], unless this runs in a guest kernel, where only ipvs mode matters.
 fn on_host(mode: &'static str, capture: Capture, body: fn(&Lab, Way)) {
     if kernel() != "full" {
-        in_lab(mode, capture, body);
+        in_lab(Way::new(mode, capture), body);
     }
 }
 
-fn in_lab(mode: &'static str, capture: Capture, body: fn(&Lab, Way)) {
+fn in_lab(way: Way, body: fn(&Lab, Way)) {
     run(|| {
-        let mut lab = Lab::new(capture);
+        let mut lab = Lab::new(way.capture);
         lab.three_backends();
-        body(&lab, Way { mode, capture });
+        body(&lab, way);
     });
+}
+
+/// The Service is relayed next to a mode of the kernel.
+#[test]
+fn nobody_notices_an_upgrade_of_what_is_chosen() {
+    if kernel() == "full" {
+        return;
+    }
+    for (mode, capture) in super::chosen::ways() {
+        let way = Way {
+            chosen: true,
+            ..Way::new(mode, *capture)
+        };
+        in_lab(way, nobody_notices_an_upgrade);
+    }
 }
 
 /// A pod of the DaemonSet: it has its own unix socket, since it has its own `/run/tripod`.
@@ -193,12 +218,15 @@ impl Pod {
 }
 
 /// Publishes a Service that uses everything a node serves, with `names` as endpoints on this node.
-fn publish(lab: &Lab, names: &[&str]) -> Service {
-    let web = Service::new("web", 10)
+fn publish(lab: &Lab, way: Way, names: &[&str]) -> Service {
+    let mut web = Service::new("web", 10)
         .with_node_port()
         .with_load_balancer()
         .spec("externalTrafficPolicy", "Local")
         .spec("healthCheckNodePort", CHECK_PORT);
+    if way.chosen {
+        web = web.annotated("tripod.proxy/mode", "userspace");
+    }
     let endpoints = names
         .iter()
         .map(|name| EndpointChoice::ready(name).on("node"));
@@ -221,7 +249,7 @@ fn follows_the_cluster(lab: &Lab, name: &str, number: u8) {
 }
 
 fn nobody_notices_an_upgrade(lab: &Lab, way: Way) {
-    let web = publish(lab, &["a", "b", "c"]);
+    let web = publish(lab, way, &["a", "b", "c"]);
     let mut old = Pod::ready(lab, way, 0);
     old.answers(lab);
     let before = old.troubles();
@@ -261,7 +289,7 @@ fn nobody_notices_an_upgrade(lab: &Lab, way: Way) {
 }
 
 fn a_rollout_that_fails_leaves_the_old_pod_in_charge(lab: &Lab, way: Way) {
-    let web = publish(lab, &["a", "b", "c"]);
+    let web = publish(lab, way, &["a", "b", "c"]);
     let mut old = Pod::ready(lab, way, 0);
     old.answers(lab);
     under_load(lab, &web, |load| {
@@ -308,10 +336,7 @@ fn the_old_mode_comes_back(modes: [&'static str; 2]) {
     run(|| {
         let mut lab = Lab::new(Capture::Redirect);
         let lab = &*lab.three_backends();
-        let [old, new] = modes.map(|mode| Way {
-            mode,
-            capture: Capture::Redirect,
-        });
+        let [old, new] = modes.map(|mode| Way::new(mode, Capture::Redirect));
         let becomes = |there: [bool; 2]| {
             eventually("one mode is left in the kernel", SOON, || {
                 match modes.map(|mode| is_there(lab, mode)) {
@@ -320,7 +345,7 @@ fn the_old_mode_comes_back(modes: [&'static str; 2]) {
                 }
             });
         };
-        publish(lab, &["a", "b", "c"]);
+        publish(lab, old, &["a", "b", "c"]);
         let before = Pod::ready(lab, old, 0);
         let mut after = Pod::ready(lab, new, 1);
         after.answers(lab);
