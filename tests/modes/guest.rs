@@ -62,7 +62,7 @@ fn guest_full_migrate() {
 #[test]
 fn guest_full_chosen() {
     let tests = ["modes::chosen::a_service_", "modes::chosen::the_next_"];
-    uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
+    guest::in_guest(guest::Profile::Full, &tests, &[(KERNEL, "full")]);
 }
 
 #[test]
