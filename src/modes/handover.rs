@@ -139,14 +139,15 @@ impl Handover {
     }
 
     /// Closes the sockets and drops the assignments that other processes gave, as nothing is relayed
-    /// here.
-    pub fn refuse(&self) {
+    /// here, or only node ports on `loopback` addresses.
+    pub fn refuse(&self, loopback: bool) {
         let State {
             holding,
             assignments,
             ..
         } = &*self.0;
-        let inherited = holding.take_inherited(|_| true);
+        let inherited =
+            holding.take_inherited(|at| !(loopback && at.bound.address.ip().is_loopback()));
         inherited.into_iter().for_each(InheritedSocket::close);
         drop(holding.take_flows());
         drop(holding.take_notes());

@@ -203,7 +203,7 @@ pub fn of_changed<R>(
 where
     R: IntoIterator<Item = Reason>,
 {
-    let all = map.iter().filter(|_| changes.full);
+    let all = changes.full.then(|| map.iter()).into_iter().flatten();
     let named = changes.ports.iter().filter(|_| !changes.full);
     let ports = all.chain(named.filter_map(|name| map.get(name)));
     let served = ports.filter(|port| port.name.family == family);

@@ -18,7 +18,7 @@ use prometheus::Registry;
 use crate::{
     kernel::probe::Kernel,
     modes::{
-        Asked, Compared, ExplainResult, Explanation, Mode, Outcomes, Packet, Reason, SyncReport,
+        Asked, Compared, Explanation, Mode, Outcomes, Packet, Reason, SyncError, SyncReport,
         cleanup::Captures,
         userspace::{
             Capture, Counters, Loads, Options, Userspace,
@@ -46,12 +46,16 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    fn build(&self) -> Result<Userspace, Box<dyn std::error::Error>> {
+    fn build(&mut self) -> Result<Userspace, Box<dyn std::error::Error>> {
         let choice = capture::choose(self.capture, &self.kernel)?;
         let capture = Capture::new(choice, &self.kernel)?.next_to_kernel();
         let counters = match &self.counters {
             Some(counters) => counters.clone(),
-            None => Counters::register(&self.registry)?,
+            // Once only: the next attempt must not register them again.
+            None => {
+                let registered = Counters::register(&self.registry)?;
+                self.counters.insert(registered).clone()
+            }
         };
         let options = self.options.clone();
         Ok(Userspace::new(options, &self.kernel, capture, counters)?)
@@ -74,6 +78,9 @@ pub(super) struct Chosen {
     leaving: BTreeSet<ServicePortName>,
     /// The reports of syncs that the mode of the kernel has not reported yet.
     reports: PerFamily<SyncReport>,
+    /// Whether the mode of the kernel has served since this process started. Before, an earlier
+    /// process may serve all ServicePorts in userspace mode.
+    is_served: PerFamily<bool>,
     /// Whether its last sync failed, so that everything must be compared.
     is_behind: PerFamily<bool>,
 }
@@ -97,6 +104,7 @@ impl Chosen {
             owed: PerFamily::default(),
             leaving: BTreeSet::new(),
             reports: PerFamily::default(),
+            is_served: PerFamily::default(),
             is_behind: PerFamily::default(),
         }
     }
@@ -129,12 +137,53 @@ impl Chosen {
                 let choosing = map.of_family(family).filter(|port| port.is_relayed());
                 due.extend(choosing.map(|port| port.name.clone()));
                 due.extend(self.relayed.iter().filter(of_family).cloned());
-            }
-            if changes.full || changes.retry {
                 due.extend(self.kept.iter().filter(of_family).cloned());
             }
         }
         due
+    }
+
+    /// Divides the ServicePorts to compare into those that become or stay relayed, and those that do
+    /// not; reports which of the latter ask for it.
+    fn divide(
+        &mut self,
+        map: &ServiceMap,
+        asked: Asked<'_>,
+    ) -> (Vec<ServicePortName>, Vec<ServicePortName>) {
+        let (mut wanted, mut unwanted) = (Vec::new(), Vec::new());
+        for name in self.due(map, asked) {
+            let port = map.get(&name).filter(|port| port.is_relayed());
+            match port.map(|port| self.why_kept(port)) {
+                Some(None) => wanted.push(name),
+                Some(Some(why)) => self.keep(map, name, why),
+                None => {
+                    self.kept.remove(&name);
+                    unwanted.push(name);
+                }
+            }
+        }
+        (wanted, unwanted)
+    }
+
+    /// Why `port` cannot be relayed next to this mode of the kernel; `None` if it can.
+    fn why_kept(&self, port: &ServicePort) -> Option<&'static str> {
+        let by_routes = self.parts.capture == Requested::Local;
+        let by_rules = |mode: &Userspace| {
+            let mut engines = mode.engines().into_iter();
+            engines.any(|(family, _)| family == port.name.family)
+        };
+        if by_routes && !port.external_ips.is_empty() {
+            // Routes capture packets that rules have translated. An external IP can be anyone's
+            // address, for example that of another Service's endpoint.
+            Some(
+                "it has external IPs, and routes to them would also capture what is sent to other \
+                  Services whose endpoints have these addresses",
+            )
+        } else if !by_routes && self.mode.as_ref().is_some_and(|mode| !by_rules(mode)) {
+            Some("iptables cannot redirect its IP family on this node")
+        } else {
+            None
+        }
     }
 
     /// Creates the mode if a ServicePort of `map` asks for it. Must be called before a sync of
@@ -143,11 +192,7 @@ impl Chosen {
         if self.mode.is_some() {
             return;
         }
-        let due = self.due(map, asked);
-        let (wanted, gone): (Vec<_>, Vec<_>) = due.into_iter().partition(|name| chooses(map, name));
-        for name in &gone {
-            self.kept.remove(name);
-        }
+        let (wanted, _) = self.divide(map, asked);
         if wanted.is_empty() {
             return;
         }
@@ -174,18 +219,35 @@ impl Chosen {
         }
     }
 
-    /// Returns whether the mode of the kernel serves all ServicePorts: its jumps must then be written
-    /// before those of capture, which come first.
-    pub(super) fn stays(&self) -> bool {
+    /// Returns whether this mode is synced after that of the kernel: if that one serves all
+    /// ServicePorts, as its jumps must be written before those of capture, which come first; and until
+    /// it serves at all, as this mode removes the capture of an earlier process.
+    pub(super) fn comes_second(&self) -> bool {
         self.parts.stays
+            || Family::ALL
+                .iter()
+                .any(|family| !self.is_served.get(*family))
+    }
+
+    /// To be called before a sync of the mode of the kernel, if this mode
+    /// [`comes_second`](Self::comes_second).
+    pub(super) fn expect(&mut self, map: &ServiceMap, asked: Asked<'_>) {
+        if self.is_there() && !self.parts.stays {
+            for name in self.divide(map, asked).0 {
+                self.set(map, &name, true);
+            }
+        }
     }
 
     /// Has the second mode serve what is new for it.
     pub(super) async fn begin(&mut self, map: &ServiceMap, asked: Asked<'_>) {
-        let (wanted, unwanted): (Vec<_>, Vec<_>) = self
-            .due(map, asked)
-            .into_iter()
-            .partition(|name| chooses(map, name));
+        if !self.is_there() {
+            return;
+        }
+        for (_, report) in self.reports.iter_mut() {
+            report.unfinished.clear();
+        }
+        let (wanted, unwanted) = self.divide(map, asked);
         Arc::make_mut(&mut self.all).extend(wanted.iter().cloned());
         let mut failed = self.sync(map, asked, &wanted).await;
         failed.retain(|name, _| chooses(map, name));
@@ -194,12 +256,17 @@ impl Chosen {
             self.set(map, name, true);
         }
         for name in &unwanted {
-            self.kept.remove(name);
             self.set(map, name, false);
         }
         for (name, why) in failed {
             self.keep(map, name, &why);
         }
+    }
+
+    /// Returns whether nothing serves some ServicePorts until the mode of the kernel is synced once
+    /// more.
+    pub(super) fn leaves_unserved(&self) -> bool {
+        !self.parts.stays && self.owed.iter().any(|(_, owed)| !owed.is_empty())
     }
 
     /// Returns the changes for the mode of the kernel, which then serves [`others`](Self::others).
@@ -232,8 +299,9 @@ impl Chosen {
     fn keep(&mut self, map: &ServiceMap, name: ServicePortName, why: &str) {
         let why = format!("the mode of the node serves it, because {why}");
         let reason = Reason::new(Preferences::MODE, why).at(&name);
-        let report = self.reports.get_mut(name.family);
-        report.unsupported.push(reason);
+        let unsupported = &mut self.reports.get_mut(name.family).unsupported;
+        unsupported.retain(|earlier| earlier.port != name);
+        unsupported.push(reason);
         self.set(map, &name, false);
         self.kept.insert(name);
     }
@@ -262,28 +330,34 @@ impl Chosen {
         }
     }
 
-    /// Records a sync of the mode of the kernel with these `outcomes`.
-    pub(super) fn applied(&mut self, outcomes: &Outcomes) {
+    /// Records a sync of the mode of the kernel with these `outcomes`, in which it `wrote` unless it
+    /// gave way to another process.
+    pub(super) fn applied(&mut self, outcomes: &Outcomes, wrote: bool) {
         if let Some(mode) = &mut self.mode {
             mode.expect_changes(false);
         }
-        for (family, outcome) in outcomes.iter() {
+        for (family, outcome) in outcomes.iter().filter(|_| wrote) {
             if matches!(outcome, Some(Ok(_))) {
                 *self.owed.get_mut(family) = Changes::default();
+                *self.is_served.get_mut(family) = true;
             }
         }
     }
 
     /// Lets go of ServicePorts that the mode of the kernel serves after a sync with these
-    /// `outcomes`, and completes them.
+    /// `outcomes` in which it `wrote`, and completes them.
     pub(super) async fn end(
         &mut self,
         map: &ServiceMap,
         asked: Asked<'_>,
         outcomes: &mut Outcomes,
+        wrote: bool,
     ) {
-        let is_done = |family| matches!(outcomes.get(family), Some(Ok(_)));
-        let left = self.leaving.extract_if(.., |name| is_done(name.family));
+        let is_served = |name: &ServicePortName| match outcomes.get(name.family) {
+            Some(Ok(report)) => wrote && !report.failed.contains_key(name),
+            _ => false,
+        };
+        let left = self.leaving.extract_if(.., |name| is_served(name));
         let left: Vec<_> = left.collect();
         if !left.is_empty() {
             let all = Arc::make_mut(&mut self.all);
@@ -296,7 +370,7 @@ impl Chosen {
         }
         for (family, outcome) in outcomes.iter_mut() {
             if let (Some(Ok(report)), Some(changes)) = (outcome, asked.get(family)) {
-                add(report, std::mem::take(self.reports.get_mut(family)));
+                add_to(report, std::mem::take(self.reports.get_mut(family)));
                 let unsupported = crate::modes::unsupported_mode(family, map, changes);
                 report.unsupported.extend(unsupported);
                 if !self.owed.get(family).is_empty() {
@@ -342,7 +416,7 @@ impl Chosen {
                     let ports = std::mem::take(&mut done.failed);
                     failed.extend(ports.iter().map(|(name, why)| (name.clone(), why.clone())));
                     let why = done.not_served.take();
-                    add(&mut done, std::mem::take(report));
+                    add_to(&mut done, std::mem::take(report));
                     *report = done;
                     why
                 }
@@ -379,19 +453,21 @@ impl Chosen {
         })
     }
 
-    /// Explains `packet` if it is for something that is relayed; else returns `explanation`.
+    /// Explains `packet` if it is for something that is relayed; `None` if it is not.
     pub(super) async fn explain(
         &mut self,
         map: &ServiceMap,
         packet: &Packet,
-        explanation: Explanation,
-    ) -> ExplainResult {
-        let served_by = explanation.served_by.as_ref();
-        let is_relayed = served_by.is_some_and(|(name, _)| self.relayed.contains(name));
-        match &mut self.mode {
-            Some(mode) if is_relayed => mode.explain(map, packet).await,
-            _ => Ok(explanation),
+    ) -> Result<Option<Explanation>, SyncError> {
+        let Some(mode) = &mut self.mode else {
+            return Ok(None);
+        };
+        let by_it = mode.explain(&map.only(&self.relayed), packet).await?;
+        if by_it.served_by.is_none() {
+            return Ok(None);
         }
+        // Endpoints can have addresses of the others.
+        mode.explain(map, packet).await.map(Some)
     }
 
     /// Waits until a full sync is due for the second mode. May be dropped while it waits.
@@ -426,8 +502,24 @@ fn former(port: &ServicePort, relayed: bool) -> Former {
     }
 }
 
-/// Adds the report of the second mode to that of the first one.
-fn add(report: &mut SyncReport, second: SyncReport) {
+/// Adds the outcomes of a second sync to those of a first one.
+pub(super) fn add(outcomes: &mut Outcomes, second: Outcomes) {
+    for (family, second) in second {
+        match (outcomes.get_mut(family), second) {
+            (Some(Ok(first)), Some(Ok(mut second))) => {
+                // Of what it examined, each sync names what is not supported.
+                second.unsupported.append(&mut first.unsupported);
+                second.examined += first.examined;
+                *first = second;
+            }
+            (first, Some(second)) => *first = Some(second),
+            (_, None) => {}
+        }
+    }
+}
+
+/// Adds a second report to a first one.
+fn add_to(report: &mut SyncReport, second: SyncReport) {
     report.examined += second.examined;
     report.unfinished.extend(second.unfinished);
     report.lingering += second.lingering;

@@ -6,7 +6,10 @@ use net::{Family, PerFamily};
 use tokio::sync::Mutex;
 use xtables::Engine;
 
-use super::{chosen::Chosen, takeover::TakeOver};
+use super::{
+    chosen::{self, Chosen},
+    takeover::TakeOver,
+};
 use crate::{
     config::ModeName,
     modes::{
@@ -21,7 +24,7 @@ use crate::{
         userspace::{NodePortRelay, Userspace},
         yielding::Yielding,
     },
-    services::ServiceMap,
+    services::{Changes, ServiceMap},
 };
 
 /// One of the modes.
@@ -69,6 +72,18 @@ impl AnyMode {
     /// that is bound to the runtime.
     pub(super) fn blocks(&self) -> bool {
         matches!(self, AnyMode::Ipvs(_) | AnyMode::Nftables(_))
+    }
+}
+
+impl AnyMode {
+    /// Must be called `before` and after userspace mode in this process writes rules for some
+    /// Services: they are no changes by another process.
+    fn expect_changes(&mut self, before: bool) {
+        match self {
+            AnyMode::Iptables(mode) => mode.expect_changes(before),
+            AnyMode::Ipvs(mode) => mode.expect_changes(before),
+            AnyMode::Nftables(_) | AnyMode::Userspace(_) => {}
+        }
     }
 }
 
@@ -166,36 +181,61 @@ impl ServingMode {
         }
     }
 
-    /// Syncs the mode, and before and after it what is relayed next to it.
+    /// Syncs the mode, and before or after it what is relayed next to it.
     async fn sync_both(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
         let Some(chosen) = &mut self.chosen else {
             return self.sync_mode(map, asked).await;
         };
-        let mut outcomes = if chosen.is_there() {
-            if !chosen.stays() {
-                chosen.begin(map, asked).await;
-            }
-            let (others, changes) = (chosen.others(map), chosen.changes(map, asked));
-            let due = changes.as_ref().map(|_, changes| changes.as_deref());
-            let outcomes = self.sync_mode(&others, due).await;
-            if let Some(chosen) = &mut self.chosen {
-                chosen.applied(&outcomes);
-                if chosen.stays() {
-                    chosen.begin(map, asked).await;
-                }
-            }
-            outcomes
+        let (is_there, comes_second) = (chosen.is_there(), chosen.comes_second());
+        if comes_second {
+            chosen.expect(map, asked);
         } else {
-            let outcomes = self.sync_mode(map, asked).await;
-            if asked.v4.is_some() && asked.v6.is_some() {
-                self.handover.refuse();
-            }
-            outcomes
-        };
+            self.begin_chosen(map, asked).await;
+        }
+        let (mut outcomes, mut wrote) = self.sync_others(map, asked).await;
+        if !is_there && asked.v4.is_some() && asked.v6.is_some() {
+            self.handover.refuse(self.relay.is_some());
+        }
+        if comes_second && self.begin_chosen(map, asked).await {
+            let none = Changes::default();
+            let due = asked.map(|_, asked| asked.map(|_| &none));
+            let more;
+            (more, wrote) = self.sync_others(map, due).await;
+            chosen::add(&mut outcomes, more);
+        }
         if let Some(chosen) = &mut self.chosen {
-            chosen.end(map, asked, &mut outcomes).await;
+            chosen.end(map, asked, &mut outcomes, wrote).await;
         }
         outcomes
+    }
+
+    /// Has what is chosen relayed. Returns whether the mode must serve at once what cannot be.
+    async fn begin_chosen(&mut self, map: &ServiceMap, asked: Asked<'_>) -> bool {
+        let chosen = self.chosen.as_mut().filter(|chosen| chosen.is_there());
+        let Some(chosen) = chosen else {
+            return false;
+        };
+        let mut mode = self.mode.lock().await;
+        mode.expect_changes(true);
+        chosen.begin(map, asked).await;
+        mode.expect_changes(false);
+        chosen.leaves_unserved()
+    }
+
+    /// Syncs the mode with the ServicePorts that are not relayed. Returns whether it wrote, as no
+    /// other process has taken over.
+    async fn sync_others(&mut self, map: &ServiceMap, asked: Asked<'_>) -> (Outcomes, bool) {
+        let Some(chosen) = &mut self.chosen else {
+            return (self.sync_mode(map, asked).await, true);
+        };
+        let (others, changes) = (chosen.others(map), chosen.changes(map, asked));
+        let due = changes.as_ref().map(|_, changes| changes.as_deref());
+        let outcomes = self.sync_mode(&others, due).await;
+        let wrote = !self.yielding.as_ref().is_some_and(Yielding::yields);
+        if let Some(chosen) = &mut self.chosen {
+            chosen.applied(&outcomes, wrote);
+        }
+        (outcomes, wrote)
     }
 
     /// Compares the kernel with the state that the mode wants.
@@ -249,10 +289,18 @@ impl Mode for ServingMode {
     }
 
     async fn explain(&mut self, map: &ServiceMap, packet: &Packet) -> ExplainResult {
-        let mut explanation = self.mode.lock().await.explain(map, packet).await?;
-        if let Some(chosen) = &mut self.chosen {
-            explanation = chosen.explain(map, packet, explanation).await?;
-        }
+        let relayed = match &mut self.chosen {
+            Some(chosen) => chosen.explain(map, packet).await?,
+            None => None,
+        };
+        let mut explanation = match (relayed, &self.chosen) {
+            (Some(explanation), _) => explanation,
+            (None, chosen) => {
+                let others = chosen.as_ref().map(|chosen| chosen.others(map));
+                let others = others.as_ref().unwrap_or(map);
+                self.mode.lock().await.explain(others, packet).await?
+            }
+        };
         if let Some(relay) = &self.relay {
             localhost::explain(relay, packet, &mut explanation);
         }

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{
     hostile::{start_by, start_with},
@@ -13,7 +13,8 @@ use super::{
 };
 use crate::{
     lab::{
-        Capture, Lab, Service, Tripod, ask, eventually, get, run, say, tcp, tripod_binary, udp_ask,
+        Capture, EndpointChoice, Lab, Service, Tripod, ask, eventually, get, run, say, tcp,
+        tripod_binary, udp_ask,
     },
     userspace::{
         gap::{are_held, start_holder, wait_in_the_gap},
@@ -69,7 +70,9 @@ fn described(lab: &Lab, service: &str) -> Vec<Value> {
 }
 
 fn web() -> Service {
-    Service::new("web", 10).with_node_port().with_external_ip()
+    Service::new("web", 10)
+        .with_node_port()
+        .with_load_balancer()
 }
 
 fn relayed() -> Service {
@@ -99,7 +102,7 @@ fn calls(lab: &Lab, service: &Service, way: &str) -> usize {
             }
         }
         for to in service
-            .external()
+            .ingress()
             .into_iter()
             .chain(node_ports(lab, service))
         {
@@ -270,6 +273,64 @@ fn the_next_process_relays_it_too() {
         let _last = start(lab, way);
         nothing_captures(lab, "TRIPOD-", way);
         calls(lab, &web(), way);
+    });
+}
+
+/// Another Service's endpoint may have the external IP: rules translate calls to that Service before
+/// routes are looked up.
+#[test]
+fn what_was_translated_is_not_relayed() {
+    in_each_way(|way, lab| {
+        let web = Service::new("web", 10);
+        lab.publish_endpoints(&web, &[EndpointChoice::ready("a")]);
+        let port = lab.backend("a").direct().port();
+        let pods = lab.backend("a").host().addresses.map(|ip| ip.to_string());
+        let stranger = Service::new("stranger", 11)
+            .spec("externalIPs", json!(pods))
+            .spec(
+                "ports",
+                json!([{ "name": "tcp", "protocol": "TCP", "port": port, "targetPort": 8080 }]),
+            )
+            .annotated("tripod.proxy/mode", "userspace");
+        lab.publish_endpoints(&stranger, &[EndpointChoice::ready("b")]);
+        let tripod = start(lab, way);
+        for to in web.cluster() {
+            for from in [&lab.client, &lab.node] {
+                for _ in 0..3 {
+                    assert_eq!(ask(from, to).expect("an answer"), "a", "{way} {to}");
+                }
+            }
+        }
+        if lab.capture == Capture::Local {
+            tripod.logs(&["tripod.proxy/mode is not supported", "external IPs"]);
+        }
+    });
+}
+
+#[test]
+fn clients_keep_their_endpoints_when_a_service_changes() {
+    in_each_way(|way, lab| {
+        let web = relayed().spec("sessionAffinity", "ClientIP");
+        lab.publish_all(&web);
+        let mode = way.split(' ').next().expect("a mode");
+        let flags = ["--nodeport-addresses=all,127.0.0.0/8", "--v=4"];
+        let _tripod = start_with(lab, mode, &flags);
+        let to = web.cluster()[0];
+        let kept = ask(&lab.client, to).expect("an answer");
+        for number in 0..6 {
+            let changed = web
+                .clone()
+                .annotated("tripod.proxy/retry", ["off", "connect"][number % 2]);
+            lab.publish_all(&changed);
+            let name = format!("relayed-{number}");
+            let seen = Service::new(&name, 20 + number as u8);
+            lab.publish_all(&seen);
+            eventually("a later Service", SOON, || {
+                let answer = ask(&lab.client, seen.cluster()[0]);
+                answer.map_err(|error| error.to_string())
+            });
+            assert_eq!(ask(&lab.client, to).expect("an answer"), kept, "{way}");
+        }
     });
 }
 

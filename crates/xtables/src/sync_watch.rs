@@ -169,10 +169,12 @@ impl SyncWatch {
         }
     }
 
-    /// To be called after others in this process wrote rules, before which [`SyncWatch::before`] was
-    /// called: of legacy tables only the sizes are known.
-    pub fn after_own_process(&mut self) {
-        if let Record::Legacy(there) = &mut self.record
+    /// To be called `before` and after others in this process write rules: of legacy tables only the
+    /// sizes are known.
+    pub fn expect_changes(&mut self, before: bool) {
+        if before {
+            self.before();
+        } else if let Record::Legacy(there) = &mut self.record
             && there.are_unmodified
         {
             there.left = Some(sizes(self.family, self.owned.tables));

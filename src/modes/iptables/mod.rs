@@ -153,6 +153,15 @@ impl Iptables {
     }
 }
 
+impl Iptables {
+    /// Must be called `before` and after others in this process write rules.
+    pub fn expect_changes(&mut self, before: bool) {
+        for (_, rules) in self.families.present_mut() {
+            rules.watch.expect_changes(before);
+        }
+    }
+}
+
 impl Mode for Iptables {
     fn name(&self) -> ModeName {
         ModeName::Iptables

@@ -111,6 +111,11 @@ impl ServedFamily {
         &self.rules
     }
 
+    /// Must be called `before` and after others in this process write rules.
+    pub fn expect_changes(&mut self, before: bool) {
+        self.rules.expect_changes(before);
+    }
+
     /// The counter of a sync's progress.
     pub fn progress(&self) -> SyncProgress {
         self.progress.clone()

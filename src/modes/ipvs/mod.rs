@@ -371,6 +371,13 @@ impl Ipvs {
         });
         found.collect()
     }
+
+    /// Must be called `before` and after others in this process write rules.
+    pub fn expect_changes(&mut self, before: bool) {
+        for (_, of_family) in self.families.iter_mut() {
+            of_family.expect_changes(before);
+        }
+    }
 }
 
 impl Mode for Ipvs {

@@ -168,7 +168,7 @@ impl Executor {
             names.into_iter().partition(|name| map.get(name).is_some());
         for name in gone.into_iter().chain(present) {
             let plans = map.get(&name).and_then(|port| plan(port));
-            if plans.is_none() {
+            if plans.is_none() && self.shared.options.role != Role::LoopbackNodePorts {
                 // The assignments of its clients do not matter any more, either.
                 self.assignments.remove(&name);
             }

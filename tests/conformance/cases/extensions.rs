@@ -67,16 +67,14 @@ fn others() -> Vec<Case> {
         .sees(each([A, B])),
         case(
             "A Service that chooses userspace mode is relayed",
-            node_port([A, B])
-                .with_external_ip()
-                .annotated("tripod.proxy/mode", "userspace"),
+            load_balancer([A, B]).annotated("tripod.proxy/mode", "userspace"),
         )
         .when([Pod, Node])
         .calls(ClusterIp)
         .over([Tcp, Udp])
         .sees(each([A, B]).seeing_the_node())
         .when(Outside)
-        .calls([NodePort, ExternalIp])
+        .calls([NodePort, LoadBalancer])
         .over([Tcp, Udp])
         .sees(each([A, B]).seeing_the_node())
         .then("in the mode of the node again", |web| {

@@ -101,6 +101,44 @@ fn nobody_notices_an_upgrade_of_what_is_chosen() {
     }
 }
 
+/// Until the mode of the new pod serves all other Services, the old pod's userspace mode does.
+#[test]
+fn others_are_served_while_userspace_mode_leaves() {
+    if kernel() == "full" {
+        return;
+    }
+    for (mode, capture) in super::chosen::ways() {
+        let way = Way {
+            chosen: true,
+            ..Way::new(mode, *capture)
+        };
+        in_lab(way, others_are_served);
+    }
+}
+
+fn others_are_served(lab: &Lab, way: Way) {
+    // So many that a sync takes longer than the clients wait.
+    const OTHERS: u8 = 200;
+    publish(lab, way, &["a"]);
+    let others: Vec<_> = (0..OTHERS)
+        .map(|number| Service::new(&format!("other-{number}"), 20 + number))
+        .collect();
+    others.iter().for_each(|other| lab.publish(other, &["a"]));
+    let retries = "/proc/sys/net/ipv4/tcp_syn_retries";
+    let written = lab.client.enter(|| std::fs::write(retries, "1"));
+    written.expect("a short patience");
+    let old = Pod::ready(lab, Way::new("userspace", way.capture), 0);
+    old.answers(lab);
+    crate::userspace::succession::under_load(lab, &others[0].cluster(), |calls| {
+        calls.more();
+        let new = Pod::ready(lab, way, 1);
+        new.answers(lab);
+        calls.more();
+        new.compares_everything();
+        calls.more();
+    });
+}
+
 /// A pod of the DaemonSet: it has its own unix socket, since it has its own `/run/tripod`.
 struct Pod {
     process: Tripod,

@@ -146,6 +146,13 @@ impl FamilyRules {
         watch.is_none_or(SyncWatch::is_unmodified)
     }
 
+    /// Must be called `before` and after others in this process write rules.
+    pub fn expect_changes(&mut self, before: bool) {
+        if let Some(watch) = &mut self.watch {
+            watch.expect_changes(before);
+        }
+    }
+
     /// Returns how soon another sync should see whether rules were written; `None`: no request is
     /// under way or due for a retry.
     pub fn next_check(&self) -> Option<Duration> {

@@ -90,10 +90,8 @@ impl Capture {
     /// changes by another process.
     pub fn expect_changes(&mut self, before: bool) {
         for (_, family) in self.families.iter_mut() {
-            match &mut family.active {
-                ActiveMethod::Redirect(redirect) if before => drop(redirect.before()),
-                ActiveMethod::Redirect(redirect) => redirect.after_own_process(),
-                ActiveMethod::Local(_) => {}
+            if let ActiveMethod::Redirect(redirect) = &mut family.active {
+                redirect.expect_changes(before);
             }
         }
     }

@@ -172,9 +172,9 @@ impl Redirect {
         }
     }
 
-    /// Records that only this process changed rules since [`Self::before`].
-    pub fn after_own_process(&mut self) {
-        self.watch.after_own_process();
+    /// Must be called `before` and after others in this process write rules.
+    pub fn expect_changes(&mut self, before: bool) {
+        self.watch.expect_changes(before);
     }
 
     /// Makes the kernel capture the desired frontends; those of other families are ignored. A full
