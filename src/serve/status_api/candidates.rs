@@ -65,7 +65,7 @@ impl StatusApi {
         port: &ServicePort,
         passed_over: &HashMap<SocketAddr, String>,
     ) -> bool {
-        self.about.mode != ModeName::Userspace && none_in_use(port, passed_over).is_none()
+        self.mode_of(port) != ModeName::Userspace && none_in_use(port, passed_over).is_none()
     }
 }
 
