@@ -2,6 +2,7 @@
 //! Tripod.
 
 use std::{
+    io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     path::Path,
     time::Duration,
@@ -128,7 +129,7 @@ async fn judge(port: &ServicePort, to: SocketAddr, socket: &Path) -> Finding {
 pub async fn connect(to: SocketAddr) -> Seen {
     match timeout(OPEN_WITHIN, TcpStream::connect(to)).await {
         Ok(Ok(_)) => Seen::Open,
-        Ok(Err(_)) => Seen::Refused,
+        Ok(Err(error)) => Seen::failed(&error),
         Err(_) => Seen::Silence,
     }
 }
@@ -139,15 +140,27 @@ pub enum Seen {
     Open,
     Refused,
     Silence,
+    /// The kernel, or a router, says that it cannot be reached.
+    Failed(io::ErrorKind),
 }
 
 impl Seen {
+    /// Describes the failure of an attempt.
+    pub fn failed(error: &io::Error) -> Seen {
+        match error.kind() {
+            io::ErrorKind::ConnectionRefused => Seen::Refused,
+            io::ErrorKind::TimedOut => Seen::Silence,
+            kind => Seen::Failed(kind),
+        }
+    }
+
     /// Describes it.
-    pub fn words(self) -> &'static str {
+    pub fn words(self) -> String {
         match self {
-            Seen::Open => "answers",
-            Seen::Refused => "refuses connections",
-            Seen::Silence => "does not answer",
+            Seen::Open => "answers".to_owned(),
+            Seen::Refused => "refuses connections".to_owned(),
+            Seen::Silence => "does not answer".to_owned(),
+            Seen::Failed(kind) => format!("cannot be reached: {kind}"),
         }
     }
 }
@@ -158,6 +171,9 @@ pub struct Connected {
     pub open: usize,
     refused: usize,
     silent: usize,
+    failed: usize,
+    /// Why the last one failed.
+    why: Option<io::ErrorKind>,
 }
 
 impl Connected {
@@ -167,6 +183,10 @@ impl Connected {
             Seen::Open => &mut self.open,
             Seen::Refused => &mut self.refused,
             Seen::Silence => &mut self.silent,
+            Seen::Failed(kind) => {
+                self.why = Some(*kind);
+                &mut self.failed
+            }
         } += 1;
     }
 
@@ -176,8 +196,10 @@ impl Connected {
             open,
             refused,
             silent,
+            failed,
+            why,
         } = *self;
-        let all = open + refused + silent;
+        let all = open + refused + silent + failed;
         let endpoints = explanation.candidates.iter();
         let endpoints = first_of(endpoints.map(|one| &*one.address), NAMED);
         let (promised, kept) = match &*explanation.verdict {
@@ -189,7 +211,13 @@ impl Connected {
                 return Finding::skipped(format!("nothing is promised: {steps}"));
             }
         };
-        let parts = [(open, "open"), (refused, "refused"), (silent, "no answer")];
+        let why = why.map(|why| why.to_string()).unwrap_or_default();
+        let parts = [
+            (open, "open"),
+            (refused, "refused"),
+            (silent, "no answer"),
+            (failed, &why),
+        ];
         let parts = parts.iter().filter(|(count, _)| *count > 0);
         let parts: Vec<String> = parts
             .map(|(count, what)| format!("{what} {count}"))
