@@ -1,6 +1,6 @@
 //! The report of `tripod check`, of one node or of several.
 
-use std::process::ExitCode;
+use std::{collections::HashMap, process::ExitCode};
 
 use serde::{Deserialize, Serialize};
 
@@ -43,6 +43,9 @@ pub struct CheckedNode {
     pub version: String,
     /// The mode in which it runs.
     pub mode: String,
+    /// Whether its settings name a mode.
+    #[serde(default)]
+    pub mode_named: bool,
     /// Number of ServicePorts that it knows.
     pub service_ports: usize,
     /// Number of their endpoints.
@@ -106,15 +109,17 @@ impl Default for CheckReport {
 }
 
 impl CheckReport {
-    /// Adds the report of other nodes. What several nodes report becomes one finding.
-    pub fn add(&mut self, other: CheckReport) {
-        self.nodes.extend(other.nodes);
-        for one in other.faults {
-            merge(&mut self.faults, one);
+    /// Makes one report of several. What several nodes report becomes one finding.
+    pub fn of(reports: impl IntoIterator<Item = CheckReport>) -> CheckReport {
+        let mut all = CheckReport::default();
+        for one in reports {
+            all.nodes.extend(one.nodes);
+            all.faults.extend(one.faults);
+            all.notes.extend(one.notes);
         }
-        for one in other.notes {
-            merge(&mut self.notes, one);
-        }
+        all.faults = merged(all.faults);
+        all.notes = merged(all.notes);
+        all
     }
 
     /// Prints the report. Returns the exit status: 0, or 1 if there are faults.
@@ -159,20 +164,27 @@ impl CheckReport {
     }
 }
 
-/// Adds a finding to `all`, or its nodes to the same finding of other nodes.
-fn merge(all: &mut Vec<Finding>, one: Finding) {
-    let is_same = |known: &&mut Finding| known.object == one.object && known.problem == one.problem;
-    let Some(known) = all.iter_mut().find(is_same) else {
-        return all.push(one);
-    };
-    for (names, more) in [
-        (&mut known.nodes, one.nodes),
-        (&mut known.seen_from, one.seen_from),
-    ] {
-        names.extend(more);
-        names.sort();
-        names.dedup();
+/// Makes one finding of those that several nodes have in common.
+fn merged(all: Vec<Finding>) -> Vec<Finding> {
+    let mut merged: Vec<Finding> = Vec::new();
+    let mut known: HashMap<(String, String), usize> = HashMap::new();
+    for one in all {
+        let key = (one.object.clone(), one.problem.clone());
+        let at = *known.entry(key).or_insert(merged.len());
+        let Some(same) = merged.get_mut(at) else {
+            merged.push(one);
+            continue;
+        };
+        same.nodes.extend(one.nodes);
+        same.seen_from.extend(one.seen_from);
     }
+    for one in &mut merged {
+        for names in [&mut one.nodes, &mut one.seen_from] {
+            names.sort();
+            names.dedup();
+        }
+    }
+    merged
 }
 
 fn row(kind: &str, finding: &Finding) -> [String; 5] {
@@ -200,17 +212,11 @@ mod tests {
             faults: vec![fault],
             ..CheckReport::default()
         };
-        let mut all = CheckReport::default();
-        for from in ["c", "b"] {
-            all.add(report(
-                Finding::new("a", "node port", "silent", "open it").seen_from(from),
-            ));
-        }
-        for node in ["c", "a"] {
-            all.add(report(
-                Finding::new(node, "shop/web", "invalid", "correct it").seen_from(node),
-            ));
-        }
+        let ports = ["c", "b"]
+            .map(|from| Finding::new("a", "node port", "silent", "open it").seen_from(from));
+        let services = ["c", "a"]
+            .map(|node| Finding::new(node, "shop/web", "invalid", "correct it").seen_from(node));
+        let all = CheckReport::of(ports.into_iter().chain(services).map(report));
         assert_eq!(
             all.text(false),
             "       NODE  OBJECT     PROBLEM                    WHAT TO DO\n\

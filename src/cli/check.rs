@@ -7,21 +7,27 @@ use clap::Args;
 use super::{Cluster, Common, test};
 use crate::duration;
 
+/// Least time in which the pods of `--make` must become ready, as for `tripod test`: their image may
+/// have to be pulled.
+const STARTS_WITHIN: Duration = Duration::from_secs(120);
+
 /// The settings of `tripod check`.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct Check {
     /// How long the calls of a node may take
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration::parse)]
     #[arg(
-        long_help = "How long the calls of a node may take, and with --make the start of its pods; \
-                       calls under way then end within some seconds"
+        long_help = "How long the calls of a node may take; calls under way then end within some \
+                       seconds. With --make, the start of its pods may take as long, or 2 minutes"
     )]
     pub timeout: Duration,
     /// Also create pods and Services, and test them
     #[arg(long, value_name = "KUBECONFIG", num_args = 0..=1, require_equals = true)]
     #[arg(
         long_help = "Also create pods and Services with this kubeconfig, test them as tripod test \
-                       does, and delete them; - is standard input; without a file, as kubectl"
+                       does, and delete them; - is standard input; without a file, as kubectl. \
+                       kubectl tripod check sends the kubeconfig of kubectl, with its credentials, to \
+                       the Tripod of each node that it checks"
     )]
     pub make: Option<Option<PathBuf>>,
     /// Image of the pods; without it, that of DaemonSet kube-proxy
@@ -31,10 +37,16 @@ pub struct Check {
     #[arg(long = "other-node", value_name = "NAME=ADDRESS", value_parser = other)]
     #[arg(
         long_help = "Also call node ports and health-check node ports at this address of another \
-                       node; may be repeated. kubectl tripod check does it for the next nodes of \
-                       each node"
+                       node, or call those of this node at this address of it; may be repeated. \
+                       kubectl tripod check names each node and the next ones"
     )]
     pub others: Vec<(String, IpAddr)>,
+    /// Only ask the running Tripod; call nothing
+    #[arg(long, conflicts_with = "make")]
+    #[arg(
+        long_help = "Only ask the running Tripod: call nothing, and compare nothing with the kernel"
+    )]
+    pub no_calls: bool,
     /// How the report is printed, and the running proxy.
     #[command(flatten)]
     pub common: Common,
@@ -50,7 +62,7 @@ impl Check {
             keep: false,
             external: test::networks(),
             services: Vec::new(),
-            timeout: self.timeout,
+            timeout: self.timeout.max(STARTS_WITHIN),
         }
     }
 }

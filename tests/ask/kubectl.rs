@@ -19,7 +19,11 @@ case "$*" in
 *"get nodes"*) cat "${0%/*}/nodes" ;;
 *"get pod cart-0"*) cat "${0%/*}/pod" ;;
 *"config view"*) cat "${0%/*}/kubeconfig" ;;
-*"exec"*tripod-broken*) echo 'error: the pod is gone' >&2 && exit 1 ;;
+*"get daemonset kube-proxy"*) cat "${0%/*}/daemonset" ;;
+*"exec"*tripod-broken*)
+    echo 'error: the pod is gone' >&2
+    echo 'command terminated with exit code 1' >&2
+    exit 1 ;;
 *"exec"*)
     while [ "$1" != -- ]; do shift; done
     shift 2
@@ -39,19 +43,11 @@ impl Plugin {
         let kubectl = folder.join("kubectl");
         fs::write(&kubectl, KUBECTL).expect("a file");
         fs::set_permissions(&kubectl, fs::Permissions::from_mode(0o755)).expect("its mode");
-        let nodes = [
-            ("broken", "linux"),
-            ("new", "linux"),
-            ("node", "linux"),
-            ("w", "windows"),
-        ];
-        let nodes = nodes.map(|(name, system)| {
-            let labels = json!({"kubernetes.io/os": system});
-            json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}})
-        });
+        let nodes = ["broken", "new", "node"];
+        let nodes = nodes.map(|name| format!("{name}   Ready   <none>   1d   v1.36.0\n"));
         let plugin = Plugin(folder.into());
         plugin.answer("pods", &json!({"items": pods}));
-        plugin.answer("nodes", &json!({"items": nodes}));
+        fs::write(folder.join("nodes"), nodes.concat()).expect("a file");
         plugin.answer("pod", &pod("cart-0", "node"));
         plugin
     }
@@ -134,6 +130,8 @@ fn the_tripod_of_a_node_is_asked_through_kubectl() {
         ];
         assert_eq!(lines, expected, "{all:?}");
         assert!(all.text.contains("the pod is gone"), "{all:?}");
+        let nodes = "get nodes --no-headers -l kubernetes.io/os!=windows\n";
+        assert!(plugin.calls().contains(nodes), "{}", plugin.calls());
         plugin.answer("pods", &json!({"items": [pod("tripod-1", "node")]}));
         assert_eq!(plugin.run(lab, &["diff"]).status, Some(0));
     });
@@ -161,6 +159,44 @@ fn nodes_that_cannot_be_checked_are_faults() {
             assert!(all.text.lines().any(is_named), "{node}: {all:?}");
         }
         assert!(all.text.contains("1 node checked"), "{all:?}");
+
+        for (arguments, why) in [
+            (
+                ["check", "--node=nope"],
+                "no pod of Tripod runs on node nope",
+            ),
+            (["check", "--make=/nonexistent"], "takes no file here"),
+        ] {
+            let refused = plugin.run(lab, &arguments);
+            assert_eq!(refused.status, Some(2), "{refused:?}");
+            assert!(refused.error.contains(why), "{refused:?}");
+        }
+
+        // The DaemonSet wants no pod on node new.
+        let set =
+            json!({"kind": "DaemonSet", "name": "kube-proxy", "apiVersion": "apps/v1", "uid": ""});
+        let mut owned = own.clone();
+        owned["metadata"]["ownerReferences"] = json!([set]);
+        plugin.answer(
+            "pods",
+            &json!({"items": [owned, pod("tripod-broken", "broken")]}),
+        );
+        let status = json!({
+            "currentNumberScheduled": 2, "desiredNumberScheduled": 2, "numberMisscheduled": 0,
+            "numberReady": 2,
+        });
+        plugin.answer(
+            "daemonset",
+            &json!({"metadata": {"name": "kube-proxy"}, "status": status}),
+        );
+        let unwanted = plugin.run(lab, &["check", "-o", "json"]).json();
+        let nodes = |all: &str| {
+            unwanted[all]
+                .as_array()
+                .map(|all| all.iter().map(|one| one["nodes"][0].clone()).collect())
+        };
+        assert_eq!(nodes("faults"), Some(vec![json!("broken")]), "{unwanted}");
+        assert_eq!(nodes("notes"), Some(vec![json!("new")]), "{unwanted}");
 
         plugin.answer("pods", &json!({"items": [pod("tripod-broken", "broken")]}));
         let none = plugin.run(lab, &["check"]);

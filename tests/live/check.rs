@@ -106,7 +106,7 @@ impl Drop for Cleanup {
     }
 }
 
-const FAULTS: [Fault; 14] = [
+const FAULTS: [Fault; 15] = [
     Fault {
         name: "another program removes rules again and again",
         make: |nodes| {
@@ -216,6 +216,25 @@ const FAULTS: [Fault; 14] = [
         nodes: &[0],
         object: "node port 192.0.2.11:30080 TCP of default/web",
         problem: "does not answer",
+    },
+    Fault {
+        name: "a packet filter drops all node ports",
+        make: |nodes| {
+            let ports = [port("TCP", 80, Some(30_087))];
+            put(nodes, "more", json!({"type": "NodePort", "ports": ports}));
+            block(
+                nodes,
+                0,
+                "-t raw -I PREROUTING -i eth0 -p tcp --dport 30000:30100 -j DROP",
+            )
+        },
+        mend: |nodes| {
+            unblock(nodes, 0, "-t raw -F PREROUTING");
+            remove(nodes, "more");
+        },
+        nodes: &[0],
+        object: "node ports of 192.0.2.11",
+        problem: "none of those called answers",
     },
     Fault {
         name: "a node cannot reach a cluster IP",
@@ -359,6 +378,57 @@ fn each_fault_of_three_nodes_is_found_where_it_is() {
                     _ => Err(format!("{}: {checked:?}", fault.name)),
                 }
             });
+        }
+    });
+}
+
+/// Returns 25 Services whose endpoints, on a node that is not checked, are silent.
+fn silent(nodes: &Nodes) -> Vec<Value> {
+    let spec = json!({"ports": [port("TCP", 80, None)]});
+    let objects = (100..125).flat_map(|number| {
+        let name = format!("silent-{number}");
+        let [service, mut slice, _] = nodes.service(&name, number, spec.clone(), true);
+        let endpoints = (1..=8).map(
+            |host| json!({"addresses": [format!("10.244.{number}.{host}")], "nodeName": "node-d"}),
+        );
+        slice["endpoints"] = endpoints.collect();
+        [service, slice]
+    });
+    objects.collect()
+}
+
+#[test]
+fn silent_endpoints_leave_time_for_addresses() {
+    run(|| {
+        let nodes = Nodes::start();
+        let objects = silent(&nodes);
+        nodes.change(|cluster| objects.iter().for_each(|one| cluster.put(one.clone())));
+        nodes.until_status(0, "they are known", |status| {
+            status["counts"]["services"] == 31
+        });
+        block(&nodes, 0, "-t raw -I OUTPUT -d 10.96.0.1 -j DROP");
+        let arguments = ["check", "--timeout=10s", "--output=json", "--node=node-a"];
+        let checked = Checked::of(nodes.plugin(&arguments));
+        let faults = checked.faults();
+        let objects: Vec<&Value> = faults.iter().map(|one| &one["object"]).collect();
+        assert_eq!(objects, ["cluster IP 10.96.0.1:80 TCP of default/web"]);
+        let notes = checked.json()["notes"].to_string();
+        assert!(notes.contains("addresses cannot be judged"), "{notes}");
+    });
+}
+
+#[test]
+fn a_limit_of_connections_is_no_fault() {
+    run(|| {
+        let mut nodes = Nodes::start();
+        let mut objects = nodes.service("few", 7, json!({"ports": [port("TCP", 80, None)]}), true);
+        objects[0]["metadata"]["annotations"] = json!({"tripod.proxy/max-connections": "1"});
+        nodes.change(|cluster| objects.iter().for_each(|one| cluster.put(one.clone())));
+        for mode in ["nftables", "userspace"] {
+            nodes.run_tripod(0, mode);
+            let arguments = ["check", "--output=json", "--node=node-a"];
+            let checked = Checked::of(nodes.plugin(&arguments));
+            assert_eq!(checked.status, Some(0), "{mode}: {checked:?}");
         }
     });
 }

@@ -59,7 +59,10 @@ case "$*" in
         shift
     done
     shift 2
-    exec ip netns exec "$node" "$TRIPOD_IN_POD" "$@" "--status-socket=/run/$node.sock" ;;
+    ip netns exec "$node" "$TRIPOD_IN_POD" "$@" "--status-socket=/run/$node.sock"
+    status=$?
+    [ $status = 0 ] || echo "command terminated with exit code $status" >&2
+    exit $status ;;
 *) exit 1 ;;
 esac
 "#;
@@ -227,9 +230,8 @@ impl Nodes {
         });
         let pods = json!({"items": pods.collect::<Vec<_>>()});
         fs::write(folder.join("pods"), pods.to_string()).expect("a file");
-        let nodes = NAMES.map(|name| json!({"metadata": {"name": name}}));
-        let nodes = json!({"items": nodes});
-        fs::write(folder.join("nodes"), nodes.to_string()).expect("a file");
+        let nodes = NAMES.map(|name| format!("{name}   Ready   <none>   1d   v1.36.0\n"));
+        fs::write(folder.join("nodes"), nodes.concat()).expect("a file");
     }
 
     /// Runs the plugin.

@@ -1,26 +1,27 @@
 //! `kubectl tripod status --all-nodes`: a line for each node.
 
 use std::{
+    io::{self, IsTerminal},
+    panic::resume_unwind,
     process::{self, ExitCode, Stdio},
+    sync::atomic::{AtomicUsize, Ordering},
     thread,
 };
 
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
     super::{document, table, times::ago},
-    Items, Kubectl, Terminal,
+    Kubectl, Terminal,
     command_line::Asked,
+    missing::missing,
     pods,
 };
 use crate::{cli, status_api::Status};
 
 /// Number of nodes that are asked at the same time.
 pub(super) const AT_ONCE: usize = 16;
-
-/// Why a node has no answer.
-pub(super) const NO_POD: &str = "no pod of Tripod runs there";
 
 /// The status of a node, or why there is none.
 #[derive(Debug, Serialize)]
@@ -89,14 +90,15 @@ impl OfNode {
 /// When the pods cannot be listed, or the answer cannot be written.
 pub(super) fn print(asked: &Asked) -> Result<ExitCode, String> {
     let kubectl = &asked.kubectl;
-    let pods = pods::all(kubectl)?;
+    let listed = pods::listed(kubectl)?;
+    let pods = pods::serving(listed.clone());
     let answers = at_once(&pods, AT_ONCE, |_, pod| status(kubectl, pod));
     let answers = answers.into_iter();
     let mut all: Vec<OfNode> = answers
         .map(|(node, answer)| OfNode::new(node, answer))
         .collect();
-    let without = without_pod(kubectl, &pods).into_iter();
-    all.extend(without.map(|name| OfNode::new(name, Err(NO_POD.to_owned()))));
+    let missing = missing(kubectl, &listed).into_iter();
+    all.extend(missing.map(|one| OfNode::new(one.node, Err(one.why))));
     if all.is_empty() {
         return Err(pods::none(kubectl));
     }
@@ -110,43 +112,40 @@ pub(super) fn print(asked: &Asked) -> Result<ExitCode, String> {
     })
 }
 
-/// Returns the nodes of Linux on which no pod of Tripod runs, if they may be listed.
-pub(super) fn without_pod(kubectl: &Kubectl, pods: &[(String, Pod)]) -> Vec<String> {
-    let nodes = kubectl.get::<Items<Node>>(&["nodes"]);
-    let nodes = nodes.map(|nodes| nodes.items).unwrap_or_default();
-    let is_linux = |node: &Node| {
-        let mut labels = node.metadata.labels.iter().flatten();
-        labels.all(|(key, value)| key != "kubernetes.io/os" || value == "linux")
-    };
-    let nodes = nodes.into_iter().filter(is_linux);
-    let names = nodes.filter_map(|node| node.metadata.name);
-    names
-        .filter(|name| !pods.iter().any(|(node, _)| node == name))
-        .collect()
-}
-
-/// Asks each of these pods, at most `most` of them at the same time. Returns the answer of each node.
+/// Asks each of these pods, at most `most` of them at the same time. Returns the answer of each node,
+/// in the order of the pods.
 pub(super) fn at_once<T: Send>(
     pods: &[(String, Pod)],
     most: usize,
     ask: impl Fn(&str, &Pod) -> Result<T, String> + Sync,
 ) -> Vec<(String, Result<T, String>)> {
-    let mut answers = Vec::new();
-    for some in pods.chunks(most) {
-        thread::scope(|scope| {
-            let ask = &ask;
-            let asking: Vec<_> = some
-                .iter()
-                .map(|(node, pod)| (node, scope.spawn(move || ask(node, pod))))
-                .collect();
-            answers.extend(asking.into_iter().map(|(node, asked)| {
-                let answer = asked.join();
-                let answer = answer.unwrap_or_else(|_| Err("asking it failed".to_owned()));
-                (node.clone(), answer)
-            }));
-        });
+    let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let shows_progress = pods.len() > most && io::stderr().is_terminal();
+    let worker = || {
+        let mut answers = Vec::new();
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some((node, pod)) = pods.get(at) else {
+                return answers;
+            };
+            answers.push((at, (node.clone(), ask(node, pod))));
+            let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+            if shows_progress {
+                eprint!("\r{done} of {} nodes\x1b[K", pods.len());
+            }
+        }
+    };
+    let mut answers: Vec<_> = thread::scope(|scope| {
+        let workers: Vec<_> = (0..most).map(|_| scope.spawn(worker)).collect();
+        let answers = workers.into_iter().map(|worker| worker.join());
+        let answers = answers.map(|answers| answers.unwrap_or_else(|panic| resume_unwind(panic)));
+        answers.flatten().collect()
+    });
+    if shows_progress {
+        eprint!("\r\x1b[K");
     }
-    answers
+    answers.sort_by_key(|(at, _)| *at);
+    answers.into_iter().map(|(_, answer)| answer).collect()
 }
 
 fn status(kubectl: &Kubectl, pod: &Pod) -> Result<Status, String> {
@@ -162,7 +161,9 @@ fn status(kubectl: &Kubectl, pod: &Pod) -> Result<Status, String> {
 pub(super) fn read<T: DeserializeOwned>(done: &process::Output) -> Result<T, String> {
     serde_json::from_slice(&done.stdout).map_err(|error| {
         let said = String::from_utf8_lossy(&done.stderr);
-        match said.trim().lines().last() {
+        // kubectl ends with such a line.
+        let is_why = |line: &&str| !line.starts_with("command terminated with exit code");
+        match said.trim().lines().rfind(is_why) {
             Some(said) => said.to_owned(),
             None => format!("cannot read its answer: {error}"),
         }

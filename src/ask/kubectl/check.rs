@@ -3,7 +3,9 @@
 use std::{
     collections::BTreeMap,
     ffi::OsString,
-    process::{ExitCode, Output, Stdio},
+    path::Path,
+    process::{Command, ExitCode, Output, Stdio},
+    thread::sleep,
     time::Duration,
 };
 
@@ -13,20 +15,25 @@ use tokio::{io::AsyncWriteExt, time::timeout};
 use super::{
     super::check::{CheckReport, CheckedNode, Finding},
     Kubectl, Target, Terminal,
-    all_nodes::{self, AT_ONCE, NO_POD, at_once, without_pod},
+    all_nodes::{self, AT_ONCE, at_once},
     command_line::Asked,
+    missing::{Missing, missing},
     pods, unusable,
 };
-use crate::cli::Check;
+use crate::{cli::Check, status_api::SOCKET};
 
 /// Number of other nodes whose node ports each node calls.
 const OTHERS: usize = 3;
 
-/// How much longer than the calls a node may take: it compares its kernel, and ends its last calls.
-const LONGER: Duration = Duration::from_secs(30);
+/// How much longer than the calls a node may take: it compares its kernel, and waits for the last
+/// answers.
+const LONGER: Duration = Duration::from_secs(60);
 
 /// How much longer it may take with Services of its own.
 const LONGER_TO_MAKE: Duration = Duration::from_secs(240);
+
+/// Time in which a change reaches each node.
+const CHANGED_WITHIN: Duration = Duration::from_secs(2);
 
 /// Checks the nodes, and prints one report. Returns 0; 1 if there are faults.
 ///
@@ -36,11 +43,19 @@ pub(super) fn print(asked: &Asked) -> Result<ExitCode, String> {
     let (kubectl, Some(check)) = (&asked.kubectl, &asked.check) else {
         return Err("name a command".to_owned());
     };
+    if let Some(Some(file)) = &check.make {
+        let file = file.display();
+        return Err(format!(
+            "--make={file}: --make takes no file here, it uses the kubeconfig of kubectl; \
+             --kubeconfig={file} --make uses this one"
+        ));
+    }
     let only = match &asked.target {
         Target::Node(node) => Some(node.clone()),
         Target::NodeOf(pod) => Some(kubectl.node_of(pod)?),
         Target::Only | Target::AllNodes => None,
     };
+    let listed = pods::listed(kubectl)?;
     let nodes = Nodes {
         kubectl,
         check,
@@ -49,45 +64,51 @@ pub(super) fn print(asked: &Asked) -> Result<ExitCode, String> {
             .as_ref()
             .map(|_| kubectl.kubeconfig())
             .transpose()?,
-        all: pods::all(kubectl)?,
+        all: pods::serving(listed.clone()),
     };
-    let chosen = nodes
-        .all
-        .iter()
-        .filter(|(node, _)| only.as_ref().is_none_or(|only| only == node));
-    let chosen: Vec<(String, Pod)> = chosen.cloned().collect();
+    let chosen = match &only {
+        Some(node) => vec![(node.clone(), pods::find(kubectl, &nodes.all, node)?)],
+        None => nodes.all.clone(),
+    };
     if chosen.is_empty() {
         return Err(pods::none(kubectl));
     }
-    let mut report = CheckReport::default();
+    // Faults of Tripod itself, before those that may follow from them.
+    let mut own = CheckReport::default();
+    let mut reports = Vec::new();
     let mut why = String::new();
     for (node, answer) in nodes.ask(&chosen) {
         match answer {
-            Ok(one) => report.add(one),
+            Ok(one) => reports.push(one),
             Err(error) => {
-                report.add(no_answer(&node, &error));
-                why = error;
+                why.clone_from(&error);
+                let remedy = "kubectl describe pod, and kubectl logs, of Tripod's pod on that node";
+                let fault = Finding::new(&node, "Tripod", error, remedy);
+                own.faults.push(fault);
             }
         }
     }
-    if report.nodes.is_empty() {
+    if reports.is_empty() {
         return Err(why);
     }
     if only.is_none() {
-        for node in without_pod(kubectl, &nodes.all) {
-            report.add(no_answer(&node, NO_POD));
-        }
-        compare(&mut report);
-        nodes.find_stale(&mut report);
+        add_missing(missing(kubectl, &listed), &mut own);
+        let checked: Vec<CheckedNode> = reports.iter().flat_map(|one| one.nodes.clone()).collect();
+        compare(&checked, &mut own);
+        own.faults.extend(nodes.find_stale(checked));
     }
-    report.print(asked.output)
+    CheckReport::of([own].into_iter().chain(reports)).print(asked.output)
 }
 
-fn no_answer(node: &str, why: &str) -> CheckReport {
-    let remedy = "kubectl describe pod, and kubectl logs, of Tripod's pod on that node";
-    CheckReport {
-        faults: vec![Finding::new(node, "Tripod", why, remedy)],
-        ..CheckReport::default()
+/// Adds the nodes on which no pod of Tripod runs.
+fn add_missing(missing: Vec<Missing>, report: &mut CheckReport) {
+    for one in missing {
+        let remedy = "kubectl get daemonsets,pods -o wide, in Tripod's namespace";
+        let finding = Finding::new(&one.node, "Tripod", one.why, remedy);
+        match one.is_fault {
+            true => report.faults.push(finding),
+            false => report.notes.push(finding),
+        }
     }
 }
 
@@ -108,95 +129,125 @@ impl Nodes<'_> {
             AT_ONCE
         };
         at_once(some, most, |node, pod| {
-            let mut arguments = vec!["check".to_owned(), "--output=json".to_owned()];
-            arguments.push(format!("--timeout={}s", self.check.timeout.as_secs_f64()));
-            arguments.extend(self.others(node));
+            let mut more = self.addresses(node);
             let mut limit = self.check.timeout + LONGER;
             if self.kubeconfig.is_some() {
-                limit += LONGER_TO_MAKE;
-                arguments.push("--make=-".to_owned());
+                limit += LONGER_TO_MAKE.max(self.check.timeout);
+                more.push("--make=-".to_owned());
                 let image = self.check.image.iter();
-                arguments.extend(image.map(|image| format!("--image={image}")));
+                more.extend(image.map(|image| format!("--image={image}")));
             }
-            let arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
-            all_nodes::read(&self.run(pod, &arguments, limit)?)
+            self.run(pod, more, self.kubeconfig.as_deref(), limit)
         })
     }
 
-    /// Returns the flags that name the next nodes after this one, so that each node is called by
-    /// some others, however many there are.
-    fn others(&self, node: &str) -> Vec<String> {
-        let at = self.all.iter().position(|(name, _)| name == node);
-        let next = self.all.iter().cycle().skip(at.unwrap_or_default() + 1);
-        let next = next.take(OTHERS.min(self.all.len() - 1));
-        let flags = next.flat_map(|(name, pod)| {
-            let hosts = pod
-                .status
-                .iter()
-                .filter_map(|status| status.host_ips.as_ref());
-            let ips = hosts.flatten().map(|host| &host.ip);
-            ips.map(move |ip| format!("--other-node={name}={ip}"))
+    /// Asks some nodes only for what they know.
+    fn ask_briefly(&self, some: &[(String, Pod)]) -> Vec<CheckedNode> {
+        let answers = at_once(some, AT_ONCE, |_, pod| {
+            let more = vec!["--no-calls".to_owned()];
+            self.run(pod, more, None, self.check.timeout)
         });
-        flags.collect()
+        let reports = answers.into_iter().filter_map(|(_, answer)| answer.ok());
+        reports.flat_map(|report| report.nodes).collect()
     }
 
-    /// Runs the command in a pod; kubectl waits for a node that has gone for a long time.
-    fn run(&self, pod: &Pod, arguments: &[OsString], limit: Duration) -> Result<Output, String> {
-        let terminal = match self.kubeconfig {
+    /// Returns the flags that name the addresses of this node, and of the next ones after it, so that
+    /// each node is called by some others, however many there are.
+    fn addresses(&self, node: &str) -> Vec<String> {
+        let at = self.all.iter().position(|(name, _)| name == node);
+        let some = self.all.iter().cycle().skip(at.unwrap_or_default());
+        let some = some.take(self.all.len().min(1 + OTHERS));
+        let flags = some.flat_map(|(name, pod)| {
+            pods::host_ips(pod).map(move |ip| format!("--other-node={name}={ip}"))
+        });
+        let given = self.check.others.iter();
+        let given = given.map(|(name, ip)| format!("--other-node={name}={ip}"));
+        flags.chain(given).collect()
+    }
+
+    /// Runs a check in a pod, with `more` flags; kubectl waits for a node that has gone for a long time.
+    fn run(
+        &self,
+        pod: &Pod,
+        more: Vec<String>,
+        input: Option<&[u8]>,
+        limit: Duration,
+    ) -> Result<CheckReport, String> {
+        let Check {
+            timeout, common, ..
+        } = self.check;
+        let mut arguments = vec!["check".to_owned(), "--output=json".to_owned()];
+        arguments.push(format!("--timeout={}s", timeout.as_secs_f64()));
+        if common.socket != Path::new(SOCKET) {
+            arguments.push(format!("--status-socket={}", common.socket.display()));
+        }
+        arguments.extend(more);
+        let arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
+        let terminal = match input {
             Some(_) => Terminal::Input,
             None => Terminal::None,
         };
-        let exec = self.kubectl.exec(pod, terminal, arguments);
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build();
-        let runtime = runtime.map_err(|error| error.to_string())?;
-        let done = async {
-            let mut exec = tokio::process::Command::from(exec);
-            exec.stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped());
-            let mut running = exec.kill_on_drop(true).spawn()?;
-            if let (Some(mut stdin), Some(kubeconfig)) = (running.stdin.take(), &self.kubeconfig) {
-                // If it ends early, its output says why.
-                let _ = stdin.write_all(kubeconfig).await;
-            }
-            running.wait_with_output().await
-        };
-        let done = runtime.block_on(async { timeout(limit, done).await });
-        let done = done.map_err(|_| format!("no answer within {} s", limit.as_secs()))?;
-        done.map_err(|error| unusable(&error))
+        let exec = self.kubectl.exec(pod, terminal, &arguments);
+        all_nodes::read(&output(exec, input, limit)?)
     }
 
     /// Finds nodes that do not follow the objects any more. While objects change, nodes know
-    /// different ones for a moment: those that differ are asked again, with one that does not.
-    fn find_stale(&self, report: &mut CheckReport) {
-        let digests = report.nodes.iter().map(|node| &node.digest);
+    /// different ones for a moment: those that differ are asked twice more, always together with one
+    /// that knew what most did.
+    fn find_stale(&self, checked: Vec<CheckedNode>) -> Vec<Finding> {
+        let digests = checked.iter().map(|node| &node.digest);
         let Some(usual) = most_frequent(digests).cloned() else {
-            return;
+            return Vec::new();
         };
-        let (usual, suspects): (Vec<_>, Vec<_>) = report
-            .nodes
-            .iter()
-            .cloned()
-            .partition(|node| node.digest == usual);
-        let Some(usual) = usual.first().filter(|_| !suspects.is_empty()) else {
-            return;
+        let (usual, mut suspects): (Vec<_>, Vec<_>) =
+            checked.into_iter().partition(|node| node.digest == usual);
+        let Some(usual) = usual.first() else {
+            return Vec::new();
         };
-        let names: Vec<&String> = [usual]
-            .into_iter()
-            .chain(&suspects)
-            .map(|of| &of.node)
-            .collect();
-        let pods = self.all.iter().filter(|(node, _)| names.contains(&node));
-        let pods: Vec<(String, Pod)> = pods.take(AT_ONCE).cloned().collect();
-        let answers = self
-            .ask(&pods)
-            .into_iter()
-            .filter_map(|(_, answer)| answer.ok());
-        let again: Vec<CheckedNode> = answers.flat_map(|answer| answer.nodes).collect();
-        report.faults.extend(stale(usual, &suspects, &again));
+        let mut found = Vec::new();
+        for _ in 0..2 {
+            if !suspects.is_empty() {
+                sleep(CHANGED_WITHIN);
+            }
+            let rounds = suspects.chunks(AT_ONCE - 1).map(|some| {
+                let names = some.iter().chain([usual]).map(|of| &of.node);
+                let names: Vec<&String> = names.collect();
+                let pods = self.all.iter().filter(|(node, _)| names.contains(&node));
+                stale(
+                    usual,
+                    some,
+                    &self.ask_briefly(&pods.cloned().collect::<Vec<_>>()),
+                )
+            });
+            found = rounds.flatten().collect::<Vec<Finding>>();
+            suspects.retain(|node| found.iter().any(|one| one.nodes.contains(&node.node)));
+        }
+        found
     }
+}
+
+/// Runs a command with this standard input.
+fn output(command: Command, input: Option<&[u8]>, limit: Duration) -> Result<Output, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let runtime = runtime.map_err(|error| error.to_string())?;
+    let done = async {
+        let mut command = tokio::process::Command::from(command);
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut running = command.kill_on_drop(true).spawn()?;
+        if let (Some(mut stdin), Some(input)) = (running.stdin.take(), input) {
+            // If it ends early, its output says why.
+            let _ = stdin.write_all(input).await;
+        }
+        running.wait_with_output().await
+    };
+    let done = runtime.block_on(async { timeout(limit, done).await });
+    let done = done.map_err(|_| format!("no answer within {} s", limit.as_secs()))?;
+    done.map_err(|error| unusable(&error))
 }
 
 /// Returns the `suspects` that know the same as before, which is not what the node `usual` knows.
@@ -228,19 +279,21 @@ fn stale(usual: &CheckedNode, suspects: &[CheckedNode], again: &[CheckedNode]) -
 }
 
 /// Adds nodes that differ from most others in mode or version.
-fn compare(report: &mut CheckReport) {
-    let usual =
-        |of: fn(&CheckedNode) -> &String| most_frequent(report.nodes.iter().map(of)).cloned();
+fn compare(nodes: &[CheckedNode], report: &mut CheckReport) {
+    let usual = |of: fn(&CheckedNode) -> &String| most_frequent(nodes.iter().map(of));
     let (mode, version) = (usual(|node| &node.mode), usual(|node| &node.version));
-    for node in &report.nodes {
-        if let Some(mode) = mode.as_ref().filter(|mode| **mode != node.mode) {
+    for node in nodes {
+        if let Some(mode) = mode.filter(|mode| **mode != node.mode) {
             let problem = format!("{} runs, and {mode} on most nodes", node.mode);
             let remedy = "tripod status and tripod probe on the node say why";
-            report
-                .faults
-                .push(Finding::new(&node.node, "mode", problem, remedy));
+            let finding = Finding::new(&node.node, "mode", problem, remedy);
+            // Otherwise each node runs the best mode of its kernel.
+            match node.mode_named {
+                true => report.faults.push(finding),
+                false => report.notes.push(finding),
+            }
         }
-        if let Some(version) = version.as_ref().filter(|version| **version != node.version) {
+        if let Some(version) = version.filter(|version| **version != node.version) {
             let problem = format!("version {}, and {version} on most nodes", node.version);
             let remedy = "kubectl rollout status shows whether an upgrade is in progress";
             report
@@ -271,6 +324,7 @@ mod tests {
             node: name.to_owned(),
             version: "1".to_owned(),
             mode: mode.to_owned(),
+            mode_named: true,
             service_ports: 1,
             endpoints: 1,
             digest: digest.to_owned(),
@@ -302,17 +356,16 @@ mod tests {
             version: "2".to_owned(),
             ..node("c", "ipvs", "x")
         };
-        let mut report = CheckReport {
-            nodes: vec![
-                node("a", "ipvs", "x"),
-                node("b", "nftables", "x"),
-                other_version,
-            ],
-            ..CheckReport::default()
+        let without_choice = CheckedNode {
+            mode_named: false,
+            ..node("d", "iptables", "x")
         };
-        compare(&mut report);
+        let mut report = CheckReport::default();
+        let usual = [node("a", "ipvs", "x"), node("e", "ipvs", "x")];
+        let others = [node("b", "nftables", "x"), other_version, without_choice];
+        compare(&[&usual[..], &others].concat(), &mut report);
         let nodes = |all: &[Finding]| all.iter().map(|one| one.nodes.concat()).collect::<Vec<_>>();
         assert_eq!(nodes(&report.faults), ["b"]);
-        assert_eq!(nodes(&report.notes), ["c"]);
+        assert_eq!(nodes(&report.notes), ["c", "d"]);
     }
 }

@@ -5,6 +5,7 @@
 mod all_nodes;
 mod check;
 mod command_line;
+mod missing;
 mod pods;
 
 use std::{
@@ -110,6 +111,22 @@ impl Kubectl {
         }
         serde_json::from_slice(&done.stdout)
             .map_err(|error| format!("cannot read what kubectl prints for get {what}: {error}"))
+    }
+
+    /// Returns the names of the nodes of Linux. The table that kubectl prints for people is much
+    /// smaller than the objects.
+    fn linux_nodes(&self) -> Result<Vec<String>, String> {
+        let mut command = self.command();
+        command.args(["get", "nodes", "--no-headers", "-l"]);
+        command.arg("kubernetes.io/os!=windows");
+        let done = command.output().map_err(|error| unusable(&error))?;
+        let lines = String::from_utf8_lossy(&done.stdout);
+        let names = lines.lines().filter_map(|line| line.split(' ').next());
+        let names = names.map(str::to_owned).collect();
+        done.status
+            .success()
+            .then_some(names)
+            .ok_or_else(|| "kubectl cannot get nodes".to_owned())
     }
 
     /// Returns the kubeconfig of this call, with the certificates in it.

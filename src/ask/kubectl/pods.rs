@@ -9,6 +9,15 @@ pub(super) fn node(pod: &Pod) -> Option<&String> {
     pod.spec.as_ref()?.node_name.as_ref()
 }
 
+/// Returns the addresses of its node. Clusters before 1.28 show one.
+pub(super) fn host_ips(pod: &Pod) -> impl Iterator<Item = &String> {
+    let status = pod.status.as_ref();
+    let all = status.and_then(|status| status.host_ips.as_ref());
+    let one = status.filter(|_| all.is_none());
+    let one = one.and_then(|status| status.host_ip.as_ref());
+    all.into_iter().flatten().map(|host| &host.ip).chain(one)
+}
+
 /// Returns the container with Tripod: the one of kube-proxy's name, or the first.
 pub(super) fn container(pod: &Pod) -> &str {
     let mut all = pod.spec.iter().flat_map(|spec| &spec.containers);
@@ -17,7 +26,7 @@ pub(super) fn container(pod: &Pod) -> &str {
 }
 
 /// Returns whether a command can be run in it.
-fn runs(pod: &Pod) -> bool {
+pub(super) fn runs(pod: &Pod) -> bool {
     let phase = pod
         .status
         .as_ref()
@@ -35,17 +44,26 @@ fn rank(pod: &Pod) -> impl Ord {
     (is_ready, stays, pod.metadata.creation_timestamp.clone())
 }
 
-/// Returns the pod that serves each node that has one, by the nodes' names.
+/// Returns the [serving] pods of the cluster.
 ///
 /// # Errors
 /// When kubectl cannot list them.
 pub(super) fn all(kubectl: &Kubectl) -> Result<Vec<(String, Pod)>, String> {
-    let (namespace, selector) = (&kubectl.namespace, &kubectl.selector);
-    let Items { items } = kubectl.get(&["pods", "-n", namespace, "-l", selector])?;
-    Ok(serving(items))
+    listed(kubectl).map(serving)
 }
 
-fn serving(mut pods: Vec<Pod>) -> Vec<(String, Pod)> {
+/// Returns all pods of Tripod, including those that do not run.
+///
+/// # Errors
+/// When kubectl cannot list them.
+pub(super) fn listed(kubectl: &Kubectl) -> Result<Vec<Pod>, String> {
+    let (namespace, selector) = (&kubectl.namespace, &kubectl.selector);
+    let Items { items } = kubectl.get(&["pods", "-n", namespace, "-l", selector])?;
+    Ok(items)
+}
+
+/// Returns the pod that serves each node that has one, by the nodes' names.
+pub(super) fn serving(mut pods: Vec<Pod>) -> Vec<(String, Pod)> {
     pods.retain(runs);
     pods.sort_by(|one, other| {
         let by_node = node(one).cmp(&node(other));
@@ -61,9 +79,16 @@ fn serving(mut pods: Vec<Pod>) -> Vec<(String, Pod)> {
 /// # Errors
 /// When there is none.
 pub(super) fn of_node(kubectl: &Kubectl, node: &str) -> Result<Pod, String> {
-    let mut all = all(kubectl)?;
-    match all.iter().position(|(name, _)| name == node) {
-        Some(at) => Ok(all.swap_remove(at).1),
+    find(kubectl, &all(kubectl)?, node)
+}
+
+/// Returns the pod that serves a node, one of `all`.
+///
+/// # Errors
+/// When there is none.
+pub(super) fn find(kubectl: &Kubectl, all: &[(String, Pod)], node: &str) -> Result<Pod, String> {
+    match all.iter().find(|(name, _)| name == node) {
+        Some((_, pod)) => Ok(pod.clone()),
         None => Err(format!(
             "no pod of Tripod runs on node {node}: {}",
             remedy(kubectl)

@@ -1,26 +1,25 @@
-//! Calls addresses and endpoints from this node.
+//! Calls in turn, until a deadline, and repeats those that are not as promised.
 
 use std::{
     cell::Cell,
-    collections::{BTreeMap, BTreeSet},
-    io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    time::Instant,
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+    time::{Duration, Instant},
 };
 
-use tokio::{net::UdpSocket, sync::Semaphore, time::timeout};
+use tokio::{
+    sync::{Semaphore, SemaphorePermit},
+    time::{sleep, timeout},
+};
 
 use super::{
     super::{
-        cluster::{
-            existing::{Connected, OPEN_WITHIN, Seen, connect, destination, kind, node_ip},
-            health,
-        },
+        cluster::existing::{Seen, node_ip},
         many::all,
-        report::Outcome,
     },
+    attempt::attempt,
     endpoints::Called,
-    sample::Target,
+    sample::{Target, is_called, name},
 };
 use crate::{
     ask::{self, check::Finding},
@@ -28,35 +27,52 @@ use crate::{
     status_api::{Endpoint, Explanation, ServicePort},
 };
 
-/// Number of connections to an address that forwards them.
-const CONNECTIONS: usize = 3;
+/// Maximum number of simultaneous calls.
+const AT_ONCE: usize = 48;
 
-/// Number of connections to a node port of another node of which none gets through.
-const AT_OTHERS: usize = 8;
+/// Maximum number of simultaneous questions to Tripod, which keeps 16 connections open.
+const QUESTIONS: usize = 12;
 
-/// Maximum number of simultaneous calls; each may have a question to Tripod, which keeps 16
-/// connections open.
-const AT_ONCE: usize = 12;
+/// How long an answer of Tripod may take; a sync may delay it.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Time after which a call that is not as promised is repeated. Most changes have been applied by
+/// then.
+const MOMENT: Duration = Duration::from_secs(1);
 
 /// Maximum number of endpoints of a ServicePort that are called.
-const OF_PORT: usize = 8;
+pub const OF_PORT: usize = 8;
 
 /// Maximum number of endpoints that are called.
 const ENDPOINTS: usize = 200;
 
 /// Calls until a deadline.
 pub struct Calls<'a> {
-    asked: &'a Check,
-    node: &'a str,
+    pub asked: &'a Check,
+    pub node: &'a str,
     until: Instant,
     turns: Semaphore,
+    questions: Semaphore,
     /// Number of calls that were made, and of those for which no time was left.
     pub made: Cell<usize>,
     pub left: Cell<usize>,
+    /// Whether Tripod stopped answering.
+    is_lost: Cell<bool>,
 }
 
-/// Whether an endpoint, with its protocol, answered.
-type Answers<'a> = BTreeMap<(SocketAddr, &'a str), bool>;
+/// Why a call does not show that all is well.
+#[derive(Debug)]
+pub enum Doubt {
+    /// It is not as promised.
+    Wrong(Finding),
+    /// It cannot be judged.
+    Unknown,
+    /// No time was left for it.
+    Late,
+}
+
+/// What a call shows.
+pub type Judged = Result<(), Doubt>;
 
 impl<'a> Calls<'a> {
     pub fn new(asked: &'a Check, node: &'a str, until: Instant) -> Calls<'a> {
@@ -65,8 +81,10 @@ impl<'a> Calls<'a> {
             node,
             until,
             turns: Semaphore::new(AT_ONCE),
+            questions: Semaphore::new(QUESTIONS),
             made: Cell::new(0),
             left: Cell::new(0),
+            is_lost: Cell::new(false),
         }
     }
 
@@ -74,8 +92,8 @@ impl<'a> Calls<'a> {
     pub async fn endpoints(&self, sample: &[Target<'_>]) -> Vec<Called> {
         let mut wanted: BTreeMap<(SocketAddr, &str), (&ServicePort, &Endpoint)> = BTreeMap::new();
         for Target { port, .. } in sample {
-            let used = port.endpoints.iter().filter(|endpoint| endpoint.in_use);
-            for endpoint in used.take(OF_PORT) {
+            let called = port.endpoints.iter().filter(|one| is_called(one));
+            for endpoint in called.take(OF_PORT) {
                 if let Ok(address) = endpoint.address.parse()
                     && wanted.len() < ENDPOINTS
                 {
@@ -87,272 +105,141 @@ impl<'a> Calls<'a> {
         let calls = wanted
             .into_iter()
             .map(async |((address, _), (port, endpoint))| {
-                let _turn = self.turn().await?;
+                let _turn = self.turn().await.ok()?;
                 Some(Called {
+                    seen: self.endpoint(port, endpoint, address).await?,
                     service_port: name(port),
+                    namespace: port.namespace.clone(),
                     protocol: port.protocol.clone(),
                     address,
                     node: endpoint.node.clone(),
-                    seen: reach(address, port).await,
                 })
             });
         all(calls).await.into_iter().flatten().collect()
     }
 
-    /// Calls these addresses, and node ports at other nodes. Returns the faults.
-    pub async fn addresses(
-        &self,
-        ports: &[ServicePort],
-        sample: &[Target<'_>],
-        called: &[Called],
-    ) -> Vec<Finding> {
-        let answers = called.iter();
-        let answers: Answers<'_> = answers
-            .map(|one| ((one.address, &*one.protocol), one.seen == Seen::Open))
-            .collect();
-        let found = all(sample.iter().map(async |target| {
-            let _turn = self.turn().await?;
-            self.address(target, &answers).await
-        }));
-        let at_nodes = sample.iter().filter(|target| target.address.ip.is_none());
-        let at_nodes = at_nodes.flat_map(|target| {
-            let others = self.others_of(&target.port.family);
-            others.map(move |(other, ip)| (target, other, ip))
-        });
-        let at_others = all(at_nodes.map(async |(target, other, ip)| {
-            let _turn = self.turn().await?;
-            self.node_port(target, (other, ip), &answers).await
-        }));
-        let mut faults: Vec<Finding> = found.await.into_iter().flatten().collect();
-        faults.extend(at_others.await.into_iter().flatten());
-        faults.extend(self.health_checks(ports, sample).await);
-        faults
+    /// Calls an endpoint; a second time, if it is still one. Otherwise returns `None`.
+    async fn endpoint(&self, port: &ServicePort, one: &Endpoint, to: SocketAddr) -> Option<Seen> {
+        let seen = attempt(to, &port.protocol).await;
+        if seen == Seen::Open {
+            return Some(seen);
+        }
+        sleep(MOMENT).await;
+        if let Ok(now) = self.read_again(port).await {
+            let mut endpoints = now.iter().flat_map(|port| &port.endpoints);
+            endpoints.find(|now| now.address == one.address && is_called(now))?;
+        }
+        Some(attempt(to, &port.protocol).await)
     }
 
-    /// Waits for a turn; `None` if no time is left.
-    async fn turn(&self) -> Option<tokio::sync::SemaphorePermit<'_>> {
-        let turn = self.turns.acquire().await.ok()?;
-        let in_time = Instant::now() < self.until;
+    /// Calls endpoints directly, each with its share of the calls. Returns whether all answer this
+    /// node; if so few do that calls may fail for that reason, they cannot be judged.
+    pub async fn all_answer(
+        &self,
+        mut endpoints: Vec<(SocketAddr, f64)>,
+        port: &ServicePort,
+    ) -> Result<bool, Doubt> {
+        let is_sample = endpoints.len() > OF_PORT;
+        endpoints.truncate(OF_PORT);
+        let calls = endpoints.iter().map(async |(to, share)| {
+            let is_open = attempt(*to, &port.protocol).await == Seen::Open;
+            share * f64::from(u8::from(is_open))
+        });
+        let open: f64 = all(calls).await.iter().sum();
+        let total: f64 = endpoints.iter().map(|(_, share)| share).sum();
+        let all_answer = open >= total && !is_sample;
+        let is_sticky = port.affinity_seconds.is_some();
+        if open == 0.0 || !all_answer && (is_sticky || open < total / 2.0) {
+            return Err(Doubt::Unknown);
+        }
+        Ok(all_answer)
+    }
+
+    /// Waits for a turn.
+    pub async fn turn(&self) -> Result<SemaphorePermit<'_>, Doubt> {
+        let turn = self.turns.acquire().await.map_err(|_| Doubt::Late)?;
+        let in_time = Instant::now() < self.until && !self.is_lost.get();
         let count = if in_time { &self.made } else { &self.left };
         count.set(count.get() + 1);
-        in_time.then_some(turn)
+        in_time.then_some(turn).ok_or(Doubt::Late)
     }
 
-    fn others_of(&self, family: &str) -> impl Iterator<Item = (&str, IpAddr)> {
+    /// Returns the address at which this node serves node ports.
+    pub fn own_ip(&self, family: &str) -> Option<IpAddr> {
+        let own = self.named(family).find(|(name, _)| *name == self.node);
+        own.map(|(_, ip)| ip).or_else(|| node_ip(family))
+    }
+
+    /// Returns the addresses of other nodes.
+    pub fn others(&self, family: &str) -> impl Iterator<Item = (&'a str, IpAddr)> {
+        self.named(family).filter(|(name, _)| *name != self.node)
+    }
+
+    fn named(&self, family: &str) -> impl Iterator<Item = (&'a str, IpAddr)> + use<'a> {
         let is_v4 = family == "IPv4";
-        let others = self.asked.others.iter().map(|(name, ip)| (&**name, *ip));
-        others.filter(move |(name, ip)| *name != self.node && ip.is_ipv4() == is_v4)
+        let all = self.asked.others.iter().map(|(name, ip)| (&**name, *ip));
+        all.filter(move |(_, ip)| ip.is_ipv4() == is_v4)
     }
 
     /// Asks the running Tripod what happens to a call of this node.
-    async fn explain(&self, to: SocketAddr, protocol: &str) -> Option<Explanation> {
-        let explained = ask::explanation(
-            &self.asked.common.socket,
-            ask::PATIENCE,
-            to,
-            protocol,
-            "node",
-        )
-        .await;
-        explained.ok()
+    pub async fn explain(&self, to: SocketAddr, protocol: &str) -> Result<Explanation, Doubt> {
+        let socket = &self.asked.common.socket;
+        let question = ask::explanation(socket, ask::PATIENCE, to, protocol, "node");
+        self.question(question).await
     }
 
-    /// Calls an address a second time before it is at fault: a packet may get lost, and its Service
-    /// may change in between.
-    async fn address(&self, target: &Target<'_>, answers: &Answers<'_>) -> Option<Finding> {
-        let (port, to) = (target.port, destination(target.port, target.address).ok()?);
-        let mut last = None;
-        for _ in 0..2 {
-            let explained = self.explain(to, &port.protocol).await?;
-            let candidates = explained.candidates.iter();
-            let known = candidates.map(|one| answered(&one.address, port, answers));
-            let known: Vec<Option<bool>> = known.collect();
-            if known.contains(&Some(false)) {
-                return None;
-            }
-            // One that was not called may be out of reach.
-            let all_answer = !known.contains(&None);
-            let (count, remedy) = match &*explained.verdict {
-                "forwarded" => (
-                    CONNECTIONS,
-                    "its endpoints answer, so a rule of this node is in the way: tripod trace to \
-                     this address shows which",
-                ),
-                _ => (
-                    1,
-                    "another program answers, or drops the refusal: tripod trace to this address \
-                     shows the rule",
-                ),
-            };
-            let mut connected = Connected::default();
-            let mut finding = connected.compare(&explained);
-            for _ in 0..count {
-                connected.add(&attempt(to, port).await);
-                finding = connected.compare(&explained);
-                if finding.outcome != Outcome::Passed && all_answer {
-                    break;
-                }
-            }
-            if finding.outcome != Outcome::Failed || !all_answer && connected.open > 0 {
-                return None;
-            }
-            let object = format!(
-                "{} {to} {} of {}",
-                kind(target.address),
-                port.protocol,
-                name(port)
-            );
-            let problem = format!("promised: {}; {}", finding.promised, finding.seen);
-            last = Some(Finding::new(self.node, object, problem, remedy));
-        }
-        last
+    /// Reads the ServicePorts of the Service of `port` again.
+    async fn read_again(&self, port: &ServicePort) -> Result<Vec<ServicePort>, Doubt> {
+        let (namespace, name) = (Some(&*port.namespace), Some(&*port.name));
+        let socket = &self.asked.common.socket;
+        self.question(ask::service_ports(socket, namespace, name))
+            .await
     }
 
-    /// Calls a node port at another node, if an endpoint must answer there.
-    async fn node_port(
+    async fn question<T>(
         &self,
-        target: &Target<'_>,
-        (other, ip): (&str, IpAddr),
-        answers: &Answers<'_>,
-    ) -> Option<Finding> {
-        let port = target.port;
-        let own = destination(port, target.address).ok()?;
-        if self.explain(own, &port.protocol).await?.verdict == "notServed" {
-            return None;
+        answer: impl Future<Output = Result<T, String>>,
+    ) -> Result<T, Doubt> {
+        let _turn = self.questions.acquire().await;
+        if self.is_lost.get() {
+            return Err(Doubt::Late);
         }
-        let is_local = port.external_traffic_policy == "Local";
-        let takes =
-            |one: &&Endpoint| one.in_use && (!is_local || one.node.as_deref() == Some(other));
-        let mut endpoints = port.endpoints.iter().filter(takes).peekable();
-        endpoints.peek()?;
-        if endpoints.any(|one| answered(&one.address, port, answers) == Some(false)) {
-            return None;
-        }
-        let to = SocketAddr::new(ip, target.address.port);
-        // From there, an endpoint may be out of reach that answers here: that is another fault.
-        let mut seen = attempt(to, port).await;
-        if seen != Seen::Open {
-            let others = all((1..AT_OTHERS).map(|_| attempt(to, port))).await;
-            seen = others
-                .into_iter()
-                .find(|seen| *seen == Seen::Open)
-                .unwrap_or(seen);
-        }
-        let object = format!("node port {to} {} of {}", port.protocol, name(port));
-        let remedy = "its endpoints answer: allow node ports in the packet filters of the node, and \
-                      between the nodes";
-        let finding = Finding::new(other, object, seen.words(), remedy).seen_from(self.node);
-        (seen != Seen::Open).then_some(finding)
+        let none = |_| Err(format!("no answer within {} s", PATIENCE.as_secs()));
+        let answer = timeout(PATIENCE, answer).await.unwrap_or_else(none);
+        answer.map_err(|why| {
+            let problem = format!("stopped answering during the check: {why}");
+            let remedy = "see its log, or restart it";
+            Doubt::Wrong(Finding::new(self.node, "Tripod", problem, remedy))
+        })
     }
 
-    /// Asks the health-check node ports, at this node and at others.
-    async fn health_checks(&self, ports: &[ServicePort], sample: &[Target<'_>]) -> Vec<Finding> {
-        let service = |port: &ServicePort| format!("{}/{}", port.namespace, port.name);
-        let chosen = sample.iter().map(|target| target.port);
-        let chosen = chosen.filter(|port| port.health_check.is_some());
-        let chosen: BTreeSet<String> = chosen.map(service).collect();
-        // The port, and the number of ready endpoints here, of each Service and IP family.
-        let mut checks: BTreeMap<(String, &str), (u16, usize)> = BTreeMap::new();
-        for port in ports {
-            if let Some(check) = port.health_check
-                && chosen.contains(&service(port))
-            {
-                let known = checks.entry((service(port), &port.family)).or_default();
-                *known = (check.port, known.1.max(check.local_endpoints));
+    /// Calls a ServicePort, in turn. Repeats a call that is wrong, with the Service as it is then: a
+    /// packet may get lost, and endpoints may change.
+    pub async fn judged(
+        &self,
+        ports: &[ServicePort],
+        port: &ServicePort,
+        call: impl AsyncFn(&[ServicePort], &ServicePort) -> Judged,
+    ) -> Judged {
+        let _turn = self.turn().await?;
+        let first = call(ports, port).await;
+        if !matches!(first, Err(Doubt::Wrong(_))) {
+            return first;
+        }
+        sleep(MOMENT).await;
+        let now = self.read_again(port).await;
+        let now = now.inspect_err(|_| self.is_lost.set(true))?;
+        let is_same = |one: &&ServicePort| {
+            let of = |port: &ServicePort| (name(port), port.protocol.clone(), port.family.clone());
+            of(one) == of(port)
+        };
+        match now.iter().find(is_same) {
+            None => Ok(()),
+            // A limit of connections kept calls out.
+            Some(same) if same.limited.is_some() && same.limited != port.limited => {
+                Err(Doubt::Unknown)
             }
+            Some(same) => call(&now, same).await,
         }
-        let asked = checks.iter().flat_map(|((service, family), (port, here))| {
-            let own = node_ip(family).map(|ip| (self.node, ip, Some(*here)));
-            let others = self.others_of(family).map(|(other, ip)| (other, ip, None));
-            let all = own.into_iter().chain(others);
-            all.map(move |(node, ip, here)| (service, node, SocketAddr::new(ip, *port), here))
-        });
-        let asked = all(asked.map(async |(service, node, to, here)| {
-            let _turn = self.turn().await?;
-            health_check(to, here).await?;
-            let (problem, remedy) = health_check(to, here).await?;
-            if here.is_some() && self.explain(to, "tcp").await?.verdict != "answered" {
-                return None;
-            }
-            let object = format!("health-check node port {to} of {service}");
-            Some(Finding::new(node, object, problem, remedy).seen_from(self.node))
-        }));
-        asked.await.into_iter().flatten().collect()
-    }
-}
-
-/// Asks a health-check node port of a node with `here` ready endpoints. Returns what is wrong, and
-/// what to do.
-async fn health_check(to: SocketAddr, here: Option<usize>) -> Option<(String, &'static str)> {
-    let answer = timeout(OPEN_WITHIN, health::ask(to)).await;
-    let answer = answer.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-    let answer = match answer {
-        Ok(answer) => answer,
-        Err(error) => {
-            let remedy = "allow it in the packet filters of the node: load balancers send nothing \
-                          to a node that does not answer";
-            return Some((error.to_string(), remedy));
-        }
-    };
-    let status = answer.split(' ').nth(1).unwrap_or_default();
-    let promised = here.map(|here| if here > 0 { "200" } else { "503" });
-    let is_right = promised.map_or(["200", "503"].contains(&status), |promised| {
-        promised == status
-    });
-    let promised = promised.unwrap_or("200 or 503");
-    (!is_right).then(|| {
-        let problem = format!("answers with status {status:?}, not {promised}");
-        (
-            problem,
-            "ss -ltnp on the node shows which program listens there",
-        )
-    })
-}
-
-/// Returns whether this endpoint of `port` answered; `None` if it was not called.
-fn answered(address: &str, port: &ServicePort, answers: &Answers<'_>) -> Option<bool> {
-    let key = (address.parse().ok()?, &*port.protocol);
-    answers.get(&key).copied()
-}
-
-fn name(port: &ServicePort) -> String {
-    let colon = if port.port.is_empty() { "" } else { ":" };
-    format!("{}/{}{colon}{}", port.namespace, port.name, port.port)
-}
-
-/// Calls a second time if nothing answers: a packet may get lost.
-async fn reach(to: SocketAddr, port: &ServicePort) -> Seen {
-    match attempt(to, port).await {
-        Seen::Open => Seen::Open,
-        _ => attempt(to, port).await,
-    }
-}
-
-async fn attempt(to: SocketAddr, port: &ServicePort) -> Seen {
-    match &*port.protocol {
-        "UDP" => dns(to).await,
-        _ => connect(to).await,
-    }
-}
-
-/// A DNS query for the name servers of the root zone (RFC 1035, section 4.1), without recursion: one
-/// question of type NS and class IN. Any answer shows that a server is reached.
-const QUERY: [u8; 17] = [0x54, 0x50, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 1];
-
-async fn dns(to: SocketAddr) -> Seen {
-    let any: IpAddr = match to {
-        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    let answer = timeout(OPEN_WITHIN, async {
-        let socket = UdpSocket::bind((any, 0)).await?;
-        socket.connect(to).await?;
-        socket.send(&QUERY).await?;
-        socket.recv(&mut [0; 512]).await
-    });
-    match answer.await {
-        Ok(Ok(_)) => Seen::Open,
-        Ok(Err(_)) => Seen::Refused,
-        Err(_) => Seen::Silence,
     }
 }

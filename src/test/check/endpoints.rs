@@ -18,6 +18,7 @@ const SEVERAL: usize = 2;
 pub struct Called {
     /// `namespace/name:port` of a ServicePort that uses it.
     pub service_port: String,
+    pub namespace: String,
     /// Its protocol.
     pub protocol: String,
     pub address: SocketAddr,
@@ -32,6 +33,15 @@ impl Called {
         self.node.as_deref().filter(|other| *other != node)
     }
 
+    /// Returns whether its node is reached.
+    fn answers(&self) -> bool {
+        matches!(self.seen, Seen::Open | Seen::Refused)
+    }
+
+    fn of_service(&self) -> (&str, Family) {
+        (&self.service_port, self.family())
+    }
+
     fn family(&self) -> Family {
         Family::of(&self.address.ip())
     }
@@ -39,21 +49,38 @@ impl Called {
 
 /// Adds the endpoints that did not answer `node`. NetworkPolicies let a node call its own pods, for
 /// the kubelet's probes, but may forbid it to call those of other nodes. So each endpoint is judged
-/// by its own node; a node on which no pod answers cannot be reached.
-pub fn add(node: &str, called: &[Called], report: &mut CheckReport) {
-    let mut others: BTreeMap<(&str, Family), Pods> = BTreeMap::new();
-    for one in called {
-        if let Some(other) = one.other_than(node) {
-            let pods = others.entry((other, one.family())).or_default();
-            pods.called.insert(one.address.ip());
-            pods.answers |= one.seen == Seen::Open;
+/// by its own node. A node cannot be reached if none of its pods answers whose Services answer on a
+/// further node, since NetworkPolicies apply to the pods of a Service alike.
+/// `hosts` are addresses of nodes: programs there answer without the pod network.
+pub fn add(node: &str, hosts: &BTreeSet<IpAddr>, called: &[Called], report: &mut CheckReport) {
+    let is_other =
+        |one: &&Called| one.other_than(node).is_some() && !hosts.contains(&one.address.ip());
+    let answering = called.iter().filter(is_other).filter(|one| one.answers());
+    let answering: BTreeSet<_> = answering.map(Called::of_service).collect();
+    let mut others: BTreeMap<(&str, Family), Pods<'_>> = BTreeMap::new();
+    let mut families: BTreeMap<Family, Pods<'_>> = BTreeMap::new();
+    for one in called.iter().filter(is_other) {
+        families.entry(one.family()).or_default().add(one);
+        let other = one.other_than(node).unwrap_or_default();
+        if answering.contains(&one.of_service()) {
+            others.entry((other, one.family())).or_default().add(one);
         }
     }
-    let is_unreachable = |pods: &Pods| !pods.answers && pods.called.len() >= SEVERAL;
-    let unreachable = others.iter().filter(|(_, pods)| is_unreachable(pods));
+    let alone = families
+        .iter()
+        .filter(|(_, pods)| pods.are_silent() && pods.namespaces.len() > 1);
+    let alone: BTreeSet<Family> = alone.map(|(family, _)| *family).collect();
+    let unreachable = others.iter().filter(|(_, pods)| pods.are_silent());
     let unreachable: BTreeSet<(&str, Family)> = unreachable.map(|(of, _)| *of).collect();
     let remedy = "check the pod network between the nodes, and the policy of chain FORWARD on them; \
                   a NetworkPolicy may forbid it as well";
+    for family in &alone {
+        let problem = "none of those called answers this node";
+        let object = format!("{family} pods of other nodes");
+        report
+            .faults
+            .push(Finding::new(node, object, problem, remedy));
+    }
     for (other, family) in &unreachable {
         let problem = "none of its endpoints answers another node";
         let object = format!("{family} pods of node {other}");
@@ -68,6 +95,7 @@ pub fn add(node: &str, called: &[Called], report: &mut CheckReport) {
         let what = one.seen.words();
         match one.other_than(node) {
             Some(other) if unreachable.contains(&(other, one.family())) => {}
+            Some(_) if alone.contains(&one.family()) => {}
             Some(other) => {
                 let problem = format!("{what}, when another node calls it");
                 let remedy = "a NetworkPolicy may forbid it; if its own node reports it as well, \
@@ -86,9 +114,23 @@ pub fn add(node: &str, called: &[Called], report: &mut CheckReport) {
     }
 }
 
-/// Endpoints of one node and IP family.
+/// Endpoints that were called.
 #[derive(Default)]
-struct Pods {
+struct Pods<'a> {
     called: BTreeSet<IpAddr>,
-    answers: bool,
+    namespaces: BTreeSet<&'a str>,
+    answer: bool,
+}
+
+impl<'a> Pods<'a> {
+    fn add(&mut self, one: &'a Called) {
+        self.called.insert(one.address.ip());
+        self.namespaces.insert(&one.namespace);
+        self.answer |= one.answers();
+    }
+
+    /// Returns whether the network is at fault, and not a pod.
+    fn are_silent(&self) -> bool {
+        !self.answer && self.called.len() >= SEVERAL
+    }
 }

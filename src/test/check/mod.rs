@@ -1,6 +1,8 @@
 //! `tripod check`: whether this node serves what it should, and calls from it arrive. Changes
 //! nothing, unless it is told to make Services.
 
+mod addresses;
+mod attempt;
 mod calls;
 mod endpoints;
 mod sample;
@@ -9,13 +11,14 @@ mod state;
 mod tests;
 
 use std::{
+    path::Path,
     process::ExitCode,
     time::{Duration, Instant},
 };
 
 use tokio::time::{sleep, timeout};
 
-use self::calls::Calls;
+use self::calls::{Calls, Doubt};
 use super::{
     UNABLE, cluster,
     report::{Outcome, Report},
@@ -26,6 +29,7 @@ use crate::{
         check::{CheckReport, CheckedNode, Finding},
     },
     cli::{self, Check},
+    status_api::{Diff, ServicePort},
 };
 
 /// Maximum number of addresses of Services that are called.
@@ -45,7 +49,6 @@ pub async fn check(asked: &Check) -> ExitCode {
 
 async fn report(asked: &Check) -> Result<CheckReport, String> {
     let begun = Instant::now();
-    let until = begun + asked.timeout;
     let socket = &asked.common.socket;
     let status = timeout(asked.timeout, ask::status_of(socket)).await;
     let status = status.map_err(|_| {
@@ -59,34 +62,19 @@ async fn report(asked: &Check) -> Result<CheckReport, String> {
     let node = &*status.node;
     let mut report = CheckReport::default();
     state::add_status(&status, &mut report);
-    let ports = ask::service_ports(socket, None, None).await?;
-    let before = ask::differences(socket).await;
-    let compared = Instant::now();
-
-    let sample = sample::sample(&ports, node, ADDRESSES);
-    let calls = Calls::new(asked, node, until);
-    let called = calls.endpoints(&sample).await;
-    endpoints::add(node, &called, &mut report);
-    let found = calls.addresses(&ports, &sample, &called).await;
-    report.faults.extend(found);
-    if calls.left.get() > 0 {
-        let problem = format!("{} calls were not made in time", calls.left.get());
-        let finding = Finding::new(node, "the check", problem, "use a longer --timeout");
-        report.notes.push(finding);
-    }
-
-    let mut now = before.clone();
-    if now.as_ref().is_ok_and(state::differs) {
-        sleep(APART.saturating_sub(compared.elapsed())).await;
-        now = ask::differences(socket).await;
-    }
-    match (before, now) {
-        (Ok(before), Ok(now)) => state::add_differences(node, &before, &now, &mut report),
-        (Err(why), _) | (_, Err(why)) => {
-            let remedy = "see the log of Tripod";
-            let finding = Finding::new(node, "comparison with the kernel", why, remedy);
-            report.faults.push(finding);
+    let ports = match ask::service_ports(socket, None, None).await {
+        Ok(ports) => ports,
+        Err(why) => {
+            let fault = Finding::new(node, "Services", why, "see the log of Tripod");
+            report.faults.push(fault);
+            return Ok(report);
         }
+    };
+    let mut called = 0;
+    if !asked.no_calls {
+        let compared = (ask::differences(socket).await, Instant::now());
+        called = call(asked, node, &ports, &mut report).await;
+        add_comparison(node, socket, compared, &mut report).await;
     }
     if let Some(kubeconfig) = &asked.make {
         let settings = asked.cluster(kubeconfig.clone());
@@ -104,13 +92,82 @@ async fn report(asked: &Check) -> Result<CheckReport, String> {
         node: node.to_owned(),
         version: status.version.clone(),
         mode: status.mode.name.clone(),
+        mode_named: status.mode.named,
         service_ports: ports.len(),
         endpoints: ports.iter().map(|port| port.endpoints.len()).sum(),
         digest: sample::digest(&ports),
-        called: calls.made.get(),
+        called,
         seconds: begun.elapsed().as_secs_f64(),
     });
-    Ok(report)
+    Ok(CheckReport::of([report]))
+}
+
+/// Calls a sample of the Services. Returns the number of calls.
+async fn call(asked: &Check, node: &str, ports: &[ServicePort], report: &mut CheckReport) -> usize {
+    let sample = sample::sample(ports, node, ADDRESSES);
+    let until = Instant::now() + asked.timeout;
+    // Endpoints that do not answer take no time from the addresses.
+    let directly = Calls::new(asked, node, until);
+    let calls = Calls::new(asked, node, until);
+    let (endpoints, addresses) =
+        tokio::join!(directly.endpoints(&sample), calls.addresses(ports, &sample));
+    let hosts = asked.others.iter().map(|(_, ip)| *ip).collect();
+    endpoints::add(node, &hosts, &endpoints, report);
+    let mut unknown = 0;
+    for doubt in addresses.into_iter().filter_map(Result::err) {
+        match doubt {
+            Doubt::Wrong(finding) => report.faults.push(finding),
+            Doubt::Unknown => unknown += 1,
+            Doubt::Late => {}
+        }
+    }
+    let late = directly.left.get() + calls.left.get();
+    for (count, problem, remedy) in [
+        (
+            late,
+            "calls were not made in time",
+            "use a longer --timeout",
+        ),
+        (
+            unknown,
+            "addresses cannot be judged: their endpoints do not answer this node, or a limit of \
+             connections was reached",
+            "see the endpoints; a NetworkPolicy may forbid these calls",
+        ),
+    ] {
+        if count > 0 {
+            let problem = format!("{count} {problem}");
+            let note = Finding::new(node, "the check", problem, remedy);
+            report.notes.push(note);
+        }
+    }
+    directly.made.get() + calls.made.get()
+}
+
+/// Adds what two comparisons with the kernel show: the first one that shows anything, and one after
+/// it. One that fails is repeated.
+async fn add_comparison(
+    node: &str,
+    socket: &Path,
+    (mut compared, mut at): (Result<Diff, String>, Instant),
+    report: &mut CheckReport,
+) {
+    let mut before: Option<Diff> = None;
+    for is_last in [false, false, true] {
+        match (compared, &before) {
+            (Ok(now), _) if !state::differs(&now) => return,
+            (Ok(now), Some(before)) => return state::add_differences(node, before, &now, report),
+            (Ok(now), None) => before = Some(now),
+            (Err(why), _) if is_last => {
+                let remedy = "see the log of Tripod";
+                let finding = Finding::new(node, "comparison with the kernel", why, remedy);
+                return report.faults.push(finding);
+            }
+            (Err(_), _) => {}
+        }
+        sleep(APART.saturating_sub(at.elapsed())).await;
+        (compared, at) = (ask::differences(socket).await, Instant::now());
+    }
 }
 
 /// Returns the promises to Services made for the check that were not kept.

@@ -5,7 +5,10 @@ use std::{
     hash::{DefaultHasher, Hash, Hasher},
 };
 
-use crate::status_api::{Address, ServicePort};
+use crate::{
+    services::NotUsed,
+    status_api::{Address, Endpoint, ServicePort},
+};
 
 /// An address of a ServicePort.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -68,6 +71,18 @@ fn is_callable(port: &ServicePort) -> bool {
         }
         _ => false,
     }
+}
+
+/// Returns whether an endpoint must answer. One that was ejected does not, and it is still ready.
+pub fn is_called(endpoint: &Endpoint) -> bool {
+    let is_ejected = || endpoint.why == Some(NotUsed::Ejected.to_string());
+    endpoint.in_use || is_ejected()
+}
+
+/// Names a ServicePort.
+pub fn name(port: &ServicePort) -> String {
+    let colon = if port.port.is_empty() { "" } else { ":" };
+    format!("{}/{}{colon}{}", port.namespace, port.name, port.port)
 }
 
 /// Returns a hash of these ServicePorts and endpoints that is the same on each node.

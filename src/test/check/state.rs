@@ -40,8 +40,14 @@ pub fn add_status(status: &Status, report: &mut CheckReport) {
         fault(object, format!("is invalid: {why}"), "correct the object");
     }
     for conflict in &status.conflicts.items {
-        let problem = format!("does not get an address: {}", conflict.why);
-        let remedy = "remove the address from one of the Services";
+        // Its own node port may be that of Tripod, which the reason says.
+        let (problem, remedy) = match conflict.owner == conflict.service_port {
+            true => (conflict.why.clone(), "choose another port for one of them"),
+            false => (
+                format!("does not get an address: {}", conflict.why),
+                "remove the address from one of the Services",
+            ),
+        };
         fault(&conflict.service_port, problem, remedy);
     }
     let mode = &status.mode;
@@ -64,8 +70,8 @@ pub fn add_status(status: &Status, report: &mut CheckReport) {
 
 /// Adds the differences that are in both answers: a change of a Service is one until it is applied.
 pub fn add_differences(node: &str, before: &Diff, now: &Diff, report: &mut CheckReport) {
-    for family in &now.families {
-        if let Some(why) = &family.error {
+    for (family, earlier) in now.families.iter().zip(&before.families) {
+        if let (Some(why), Some(_)) = (&family.error, &earlier.error) {
             let object = format!("{} mode, {}", now.mode, family.family);
             let problem = format!("cannot be compared with the kernel: {why}");
             let remedy = "see the log of Tripod";
@@ -90,9 +96,9 @@ pub fn add_differences(node: &str, before: &Diff, now: &Diff, report: &mut Check
     }
 }
 
-/// Returns whether anything differs.
+/// Returns whether anything differs, or cannot be compared.
 pub fn differs(diff: &Diff) -> bool {
-    all(diff).next().is_some()
+    all(diff).next().is_some() || diff.families.iter().any(|family| family.error.is_some())
 }
 
 fn all(diff: &Diff) -> impl Iterator<Item = &Difference> {

@@ -1,17 +1,19 @@
 //! The pure parts of a check.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, io, time::Instant};
 
 use serde_json::{Value, json};
 
 use super::{
     super::cluster::existing::Seen,
+    calls::{Calls, Doubt},
     endpoints::{self, Called},
     sample::{digest, sample},
     state,
 };
 use crate::{
     ask::check::{CheckReport, Finding},
+    cli::{self, Job},
     status_api::{Diff, ServicePort, Status},
 };
 
@@ -107,13 +109,15 @@ fn found(report: &CheckReport) -> [Vec<String>; 2] {
 
 #[test]
 fn an_endpoint_is_judged_by_its_own_node() {
-    let called = |number: u8, node: &str, seen| Called {
-        service_port: "shop/web".to_owned(),
+    let of_namespace = |namespace: &str, number: u8, node: &str, seen| Called {
+        service_port: format!("{namespace}/web"),
+        namespace: namespace.to_owned(),
         protocol: "TCP".to_owned(),
         address: ([10, 1, 0, number], 80).into(),
         node: (!node.is_empty()).then(|| node.to_owned()),
         seen,
     };
+    let called = |number, node: &str, seen| of_namespace("shop", number, node, seen);
     let of = |number: u8| format!("endpoint 10.1.0.{number}:80 TCP of shop/web");
     let (open, silent, refused) = (Seen::Open, Seen::Silence, Seen::Refused);
     for (all, faults, notes) in [
@@ -143,16 +147,57 @@ fn an_endpoint_is_judged_by_its_own_node() {
             vec![],
             vec![format!("other: {}", of(2))],
         ),
+        // It forbids pods of one namespace.
         (
             vec![called(2, "other", silent), called(3, "other", silent)],
+            vec![],
+            vec![format!("other: {}", of(2)), format!("other: {}", of(3))],
+        ),
+        // It does not forbid those on a further node.
+        (
+            vec![
+                called(2, "other", silent),
+                called(3, "other", silent),
+                called(4, "further", open),
+            ],
             vec!["other: IPv4 pods of node other".to_owned()],
+            vec![],
+        ),
+        (
+            vec![
+                called(2, "other", silent),
+                of_namespace("host", 9, "other", open),
+                of_namespace("till", 3, "further", silent),
+            ],
+            vec!["me: IPv4 pods of other nodes".to_owned()],
             vec![],
         ),
     ] {
         let mut report = CheckReport::default();
-        endpoints::add("me", &all, &mut report);
+        let hosts = BTreeSet::from([[10, 1, 0, 9].into()]);
+        endpoints::add("me", &hosts, &all, &mut report);
         assert_eq!(found(&report), [faults, notes], "{all:?}");
     }
+}
+
+#[tokio::test]
+async fn a_question_without_an_answer_is_a_fault() {
+    let line = ["tripod", "check", "--status-socket=/nonexistent"];
+    let read = cli::read(
+        line.map(Into::into),
+        |_| Err(io::ErrorKind::NotFound.into()),
+    );
+    let Job::Check(asked) = read.expect("settings").job else {
+        panic!("a check");
+    };
+    let ports = [port("web", json!({}))];
+    let sample = sample(&ports, "me", 1);
+    let calls = Calls::new(&asked, "me", Instant::now() + asked.timeout);
+    let judged = calls.addresses(&ports, &sample).await;
+    let [Err(Doubt::Wrong(finding))] = &judged[..] else {
+        panic!("{judged:?}");
+    };
+    assert_eq!(finding.object, "Tripod");
 }
 
 #[test]
@@ -171,20 +216,22 @@ fn a_difference_that_lasts_is_a_fault() {
         }))
         .expect("a Diff")
     };
-    let objects = |before: &[&str], now: &[&str], error| {
+    let objects = |before: &[&str], now: &[&str], errors| {
         let mut report = CheckReport::default();
-        state::add_differences("me", &diff(before, None), &diff(now, error), &mut report);
+        let [earlier, error]: [Option<&str>; 2] = errors;
+        state::add_differences("me", &diff(before, earlier), &diff(now, error), &mut report);
         report.faults
     };
-    assert_eq!(objects(&["chain a"], &["chain b"], None), []);
-    let lasting = objects(&["chain a", "chain b"], &["chain b"], None);
+    assert_eq!(objects(&["chain a"], &["chain b"], [None; 2]), []);
+    let lasting = objects(&["chain a", "chain b"], &["chain b"], [None; 2]);
     assert_eq!(lasting[0].object, "chain b of shop/web");
     assert_eq!(lasting.len(), 1);
     let many = ["1", "2", "3", "4", "5", "6", "7"];
-    let many = objects(&many, &many, None);
+    let many = objects(&many, &many, [None; 2]);
     assert_eq!(many.len(), 5);
     assert!(many[4].problem.contains("2 more"), "{many:?}");
-    assert_eq!(objects(&[], &[], Some("no answer")).len(), 1);
+    assert_eq!(objects(&[], &[], [None, Some("no answer")]), []);
+    assert_eq!(objects(&[], &[], [Some("no answer"); 2]).len(), 1);
 }
 
 #[test]
@@ -203,8 +250,9 @@ fn what_is_not_applied_is_a_fault() {
             {"object": "Service shop/x", "since": "2026-01-01T00:00:00Z", "why": "y", "stays": true},
         ]},
         "unsupported": {"total": 0, "items": []},
-        "conflicts": {"total": 1, "items": [
+        "conflicts": {"total": 2, "items": [
             {"servicePort": "shop/thief", "protocol": "TCP", "owner": "shop/web", "why": "z"},
+            {"servicePort": "shop/port", "protocol": "TCP", "owner": "shop/port", "why": "hides"},
         ]},
     }))
     .expect("a Status");
@@ -214,7 +262,10 @@ fn what_is_not_applied_is_a_fault() {
         report
             .faults
             .into_iter()
-            .map(|fault| fault.object)
+            .map(|fault| {
+                assert_eq!(fault.problem == "hides", fault.object == "shop/port");
+                fault.object
+            })
             .collect::<Vec<_>>()
     };
     let expected = [
@@ -222,10 +273,11 @@ fn what_is_not_applied_is_a_fault() {
         "shop/web IPv4",
         "Service shop/x",
         "shop/thief",
+        "shop/port",
         "mode",
     ];
     assert_eq!(faults(&status), expected);
     let mut any = status.clone();
     any.mode.named = false;
-    assert_eq!(faults(&any), expected[..4]);
+    assert_eq!(faults(&any), expected[..5]);
 }
