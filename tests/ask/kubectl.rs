@@ -172,32 +172,6 @@ fn nodes_that_cannot_be_checked_are_faults() {
             assert!(refused.error.contains(why), "{refused:?}");
         }
 
-        // The DaemonSet wants no pod on node new.
-        let set =
-            json!({"kind": "DaemonSet", "name": "kube-proxy", "apiVersion": "apps/v1", "uid": ""});
-        let mut owned = own.clone();
-        owned["metadata"]["ownerReferences"] = json!([set]);
-        plugin.answer(
-            "pods",
-            &json!({"items": [owned, pod("tripod-broken", "broken")]}),
-        );
-        let status = json!({
-            "currentNumberScheduled": 2, "desiredNumberScheduled": 2, "numberMisscheduled": 0,
-            "numberReady": 2,
-        });
-        plugin.answer(
-            "daemonset",
-            &json!({"metadata": {"name": "kube-proxy"}, "status": status}),
-        );
-        let unwanted = plugin.run(lab, &["check", "-o", "json"]).json();
-        let nodes = |all: &str| {
-            unwanted[all]
-                .as_array()
-                .map(|all| all.iter().map(|one| one["nodes"][0].clone()).collect())
-        };
-        assert_eq!(nodes("faults"), Some(vec![json!("broken")]), "{unwanted}");
-        assert_eq!(nodes("notes"), Some(vec![json!("new")]), "{unwanted}");
-
         plugin.answer("pods", &json!({"items": [pod("tripod-broken", "broken")]}));
         let none = plugin.run(lab, &["check"]);
         assert_eq!(none.status, Some(2), "{none:?}");
@@ -224,5 +198,38 @@ fn nodes_that_cannot_be_checked_are_faults() {
         let exec = "--container kube-proxy --stdin -- tripod check --output=json --timeout=30s \
                     --make=- --image=i\n";
         assert!(plugin.calls().ends_with(exec), "{}", plugin.calls());
+    });
+}
+
+#[test]
+fn a_node_on_which_the_daemonset_wants_no_pod_is_no_fault() {
+    Lab::run(|lab| {
+        lab.publish_all(&Service::new("web", 1));
+        let _tripod = started(lab, &[]);
+        let plugin = Plugin::new(&[]);
+        let set =
+            json!({"kind": "DaemonSet", "name": "kube-proxy", "apiVersion": "apps/v1", "uid": ""});
+        let mut owned = pod("tripod-1", "node");
+        owned["metadata"]["ownerReferences"] = json!([set]);
+        plugin.answer(
+            "pods",
+            &json!({"items": [owned, pod("tripod-broken", "broken")]}),
+        );
+        let status = json!({
+            "currentNumberScheduled": 2, "desiredNumberScheduled": 2, "numberMisscheduled": 0,
+            "numberReady": 2,
+        });
+        plugin.answer(
+            "daemonset",
+            &json!({"metadata": {"name": "kube-proxy"}, "status": status}),
+        );
+        let unwanted = plugin.run(lab, &["check", "-o", "json"]).json();
+        let nodes = |all: &str| {
+            unwanted[all]
+                .as_array()
+                .map(|all| all.iter().map(|one| one["nodes"][0].clone()).collect())
+        };
+        assert_eq!(nodes("faults"), Some(vec![json!("broken")]), "{unwanted}");
+        assert_eq!(nodes("notes"), Some(vec![json!("new")]), "{unwanted}");
     });
 }
