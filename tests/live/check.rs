@@ -418,6 +418,38 @@ fn silent_endpoints_leave_time_for_addresses() {
 }
 
 #[test]
+fn a_tripod_that_stops_during_the_check_is_found() {
+    run(|| {
+        let nodes = Nodes::start();
+        let objects = silent(&nodes);
+        nodes.change(|cluster| objects.iter().for_each(|one| cluster.put(one.clone())));
+        nodes.until_status(0, "they are known", |status| {
+            status["counts"]["services"] == 31
+        });
+        let mut check = nodes.plugin(&["check", "--output=json"]);
+        let check = check.stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
+        let check = check.expect("running tripod");
+        eventually("endpoints are called", SOON, || {
+            let calls = nodes.nodes[0].host.show("ss -Htn state syn-sent");
+            (!calls.is_empty()).then_some(()).ok_or(calls)
+        });
+        let tripod = nodes.nodes[0].tripod.as_ref().expect("it runs");
+        tripod.freeze();
+        let output = check.wait_with_output().expect("its output");
+        tripod.thaw();
+        let report: Value = serde_json::from_slice(&output.stdout).expect("a report");
+        let fault = &report["faults"][0];
+        assert_eq!(fault["nodes"], json!(["node-a"]), "{report}");
+        assert_eq!(fault["object"], "Tripod", "{report}");
+        assert_eq!(
+            report["nodes"].as_array().map(Vec::len),
+            Some(3),
+            "{report}"
+        );
+    });
+}
+
+#[test]
 fn a_limit_of_connections_is_no_fault() {
     run(|| {
         let mut nodes = Nodes::start();

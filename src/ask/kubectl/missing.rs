@@ -40,14 +40,12 @@ fn desired(kubectl: &Kubectl, listed: &[Pod]) -> Option<usize> {
     let owners = listed.iter().flat_map(|pod| &pod.metadata.owner_references);
     let sets = owners.flatten().filter(|owner| owner.kind == "DaemonSet");
     let names: BTreeSet<&str> = sets.map(|owner| &*owner.name).collect();
-    let mut desired = None;
-    for name in names {
+    let desired = names.iter().map(|name| {
         let set = kubectl.get(&["daemonset", name, "-n", &kubectl.namespace]);
         let status = set.map(|set: DaemonSet| set.status).ok()??;
-        let wanted = usize::try_from(status.desired_number_scheduled).ok()?;
-        desired = Some(desired.unwrap_or_default() + wanted);
-    }
-    desired
+        usize::try_from(status.desired_number_scheduled).ok()
+    });
+    desired.sum::<Option<usize>>().filter(|_| !names.is_empty())
 }
 
 fn describe(node: String, listed: &[Pod], desired: Option<usize>) -> Missing {

@@ -196,7 +196,8 @@ impl<'a> Calls<'a> {
             .await
     }
 
-    async fn question<T>(
+    /// Waits for an answer of the running Tripod.
+    pub async fn question<T>(
         &self,
         answer: impl Future<Output = Result<T, String>>,
     ) -> Result<T, Doubt> {

@@ -111,6 +111,11 @@ async fn call(asked: &Check, node: &str, ports: &[ServicePort], report: &mut Che
     let calls = Calls::new(asked, node, until);
     let (endpoints, addresses) =
         tokio::join!(directly.endpoints(&sample), calls.addresses(ports, &sample));
+    // It may have stopped after the last question.
+    let status = ask::status_of(&asked.common.socket);
+    if let Err(Doubt::Wrong(finding)) = calls.question(status).await {
+        report.faults.push(finding);
+    }
     let hosts = asked.others.iter().map(|(_, ip)| *ip).collect();
     endpoints::add(node, &hosts, &endpoints, report);
     let mut unknown = 0;
