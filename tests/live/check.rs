@@ -382,8 +382,8 @@ fn each_fault_of_three_nodes_is_found_where_it_is() {
     });
 }
 
-/// Returns 25 Services whose endpoints, on a node that is not checked, are silent.
-fn silent(nodes: &Nodes) -> Vec<Value> {
+/// Adds 25 Services whose endpoints, on a node that is not checked, are silent.
+fn add_silent(nodes: &Nodes) {
     let spec = json!({"ports": [port("TCP", 80, None)]});
     let objects = (100..125).flat_map(|number| {
         let name = format!("silent-{number}");
@@ -394,18 +394,18 @@ fn silent(nodes: &Nodes) -> Vec<Value> {
         slice["endpoints"] = endpoints.collect();
         [service, slice]
     });
-    objects.collect()
+    let objects: Vec<Value> = objects.collect();
+    nodes.change(|cluster| objects.iter().for_each(|one| cluster.put(one.clone())));
+    nodes.until_status(0, "they are known", |status| {
+        status["counts"]["services"] == 31
+    });
 }
 
 #[test]
 fn silent_endpoints_leave_time_for_addresses() {
     run(|| {
         let nodes = Nodes::start();
-        let objects = silent(&nodes);
-        nodes.change(|cluster| objects.iter().for_each(|one| cluster.put(one.clone())));
-        nodes.until_status(0, "they are known", |status| {
-            status["counts"]["services"] == 31
-        });
+        add_silent(&nodes);
         block(&nodes, 0, "-t raw -I OUTPUT -d 10.96.0.1 -j DROP");
         let arguments = ["check", "--timeout=10s", "--output=json", "--node=node-a"];
         let checked = Checked::of(nodes.plugin(&arguments));
@@ -421,11 +421,7 @@ fn silent_endpoints_leave_time_for_addresses() {
 fn a_tripod_that_stops_during_the_check_is_found() {
     run(|| {
         let nodes = Nodes::start();
-        let objects = silent(&nodes);
-        nodes.change(|cluster| objects.iter().for_each(|one| cluster.put(one.clone())));
-        nodes.until_status(0, "they are known", |status| {
-            status["counts"]["services"] == 31
-        });
+        add_silent(&nodes);
         let mut check = nodes.plugin(&["check", "--output=json"]);
         let check = check.stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
         let check = check.expect("running tripod");
