@@ -21,11 +21,13 @@ use super::process::{Group, die_with_parent};
 /// Tells the binary that it runs in a sandbox.
 const INSIDE: &str = "TRIPOD_LAB_SANDBOX";
 
-/// The longest that one test may take: with the sizes of the acceptance list, or with each feature
-/// left out in turn, some take half an hour. This only ends a test that hangs; a guest has a
+/// The longest that one test may take: with the sizes of the acceptance list, with each feature
+/// left out in turn, or on an emulated processor, some take half an hour. This only ends a test that hangs; a guest has a
 /// shorter limit (`lab::uml`, `conformance`), so that its console is shown.
 fn lifetime() -> Duration {
-    let much = acceptance() || std::env::var_os("TRIPOD_CONFORMANCE_WITHOUT").is_some();
+    let much = acceptance()
+        || std::env::var_os("TRIPOD_CONFORMANCE_WITHOUT").is_some()
+        || test_name().starts_with("conformance::kernels::");
     Duration::from_secs(if much { 3600 } else { 1200 }).max(soak_length() + SOAK_ENDS)
 }
 

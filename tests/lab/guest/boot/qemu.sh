@@ -33,8 +33,11 @@ chmod +x initrd/init
 
 /usr/lib/qemu/virtiofsd --socket-path="$job/root.socket" -o source=/ -o sandbox=chroot 2>/dev/null &
 while [ ! -S root.socket ]; do sleep 0.1; done
-# One thread for all processors: with several, one may run code that another is patching (int3).
-exec qemu-system-x86_64 -accel tcg,thread=single -cpu max -smp 2 -m "$memory" -nodefaults \
+# The guest's clock follows the instructions that it runs, so that a busy machine does not look like a
+# fault: nothing takes longer than the guest's timeouts because the emulation is slow. This takes one
+# thread for all processors; with several, one may also run code that another is patching (int3).
+# String instructions are emulated one octet at a time: kernels avoid them without these flags.
+exec qemu-system-x86_64 -cpu max,-erms,-fsrm -accel tcg,thread=single -icount shift=1 -smp 2 -m "$memory" -nodefaults \
     -no-user-config -display none -serial stdio -no-reboot \
     -object memory-backend-memfd,id=memory,size="$memory",share=on -numa node,memdev=memory \
     -chardev socket,id=root,path=root.socket -device vhost-user-fs-pci,chardev=root,tag=root \
