@@ -41,7 +41,7 @@ endef
 # ip and iptables are often in sbin, which is not on every user's PATH.
 export PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help nextest demo static reproducible aarch64 deb dist chart book unit lab guest test test-all test-container static-for-tests aarch64-for-tests conformance kernels reliability check bench compare instructions acceptance soak simulate mutants fuzz demo-tools test-tools deb-tools dist-tools aarch64-tools
+.PHONY: help nextest demo static reproducible aarch64 deb dist chart book unit lab guest test test-all test-container static-for-tests aarch64-for-tests aarch64-suite conformance kernels reliability check bench compare instructions acceptance soak simulate mutants fuzz demo-tools test-tools deb-tools dist-tools aarch64-tools
 
 help:
 	@echo 'Try it:'
@@ -154,8 +154,14 @@ nextest:
 # What tests of a release run: built in the way that takes least time.
 static-for-tests:
 	$(call static-build,--config 'profile.dev.package."*".opt-level=0' build --bin tripod)
+FOR_TESTS = --config 'profile.dev.package."*".opt-level=0' --config 'profile.dev.debug=0'
 aarch64-for-tests:
-	{ $(call aarch64-build,--config 'profile.dev.package."*".opt-level=0' --config 'profile.dev.debug=0' build --bin tripod); }
+	{ $(call aarch64-build,$(FOR_TESTS) build --bin tripod); }
+# With the tests, for a guest; cargo says where they are.
+aarch64-suite: aarch64-tools
+	{ $(call aarch64-build,$(FOR_TESTS) test --no-run --test suite --message-format=json-render-diagnostics); } \
+	    > target/aarch64-suite.json
+	ln -sf "$$(sed -n 's|.*"executable":"\([^"]*/suite-[^"]*\)".*|\1|p' target/aarch64-suite.json)" target/aarch64-suite
 
 # Every column anew, then the document from what was seen; `make test` runs the
 # same and checks that the document is current.
@@ -166,9 +172,10 @@ conformance: nextest test-tools
 	$(SUITE) conformance::table
 
 # Kernels of Debian under QEMU, then the table in the document.
-kernels: nextest
+kernels: nextest aarch64-suite
 	@$(tools) kernels $(INSTALL) require
-	$(SUITE) --ignored conformance::kernels --skip conformance::kernels::inside --skip conformance::kernels::write
+	TRIPOD_AARCH64=$(TARGET)/aarch64/$(AARCH64)/debug/tripod TRIPOD_AARCH64_TESTS=$(CURDIR)/target/aarch64-suite \
+	    $(SUITE) --ignored conformance::kernels --skip conformance::kernels::inside --skip conformance::kernels::write
 	$(SUITE) --exact --ignored conformance::kernels::write
 
 # Every fault in every mode, then the document; `make test` runs the same and checks

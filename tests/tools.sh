@@ -19,7 +19,8 @@ aarch64='aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu aarch64-linux-gnu-gcc:libc6
 package='rpmbuild:rpm buildah:buildah skopeo:skopeo openssl:openssl'
 release="$test $aarch64 $package chromium:chromium chromedriver:chromium-driver runc:runc
     debootstrap:debootstrap jq:jq"
-kernels="$test qemu-system-x86_64:qemu-system-x86 busybox:busybox-static xz:xz-utils"
+kernels="$test $aarch64 qemu-system-x86_64:qemu-system-x86 qemu-system-aarch64:qemu-system-arm
+    busybox:busybox-static xz:xz-utils"
 case $target in
 demo) programs=$demo files= ;;
 nextest) programs= files=nextest ;;
@@ -39,7 +40,7 @@ has() {
     prometheus | containerd | docker-registry) [ -x "$tools/usr/bin/$1" ] ;;
     helm) [ -x "$tools/helm/helm" ] ;;
     base-image) [ -f "$tools/base-image.tar" ] ;;
-    kernels) [ -d "$tools/kernels/trixie-backports" ] ;;
+    kernels) [ -d "$tools/kernels/arm64/root" ] ;;
     crates) [ -x "$tools/bin/cargo-deb" ] && [ -x "$tools/bin/cargo-cyclonedx" ] && [ -x "$tools/bin/mdbook" ] ;;
     esac
 }
@@ -48,7 +49,7 @@ origin() {
     nextest) echo 'cargo-nextest, from PyPI or crates.io, about 30 MB' ;;
     prometheus | containerd) echo "$1, of Debian, about 100 MB" ;;
     docker-registry) echo "$1, of Debian, about 20 MB" ;;
-    kernels) echo 'three kernels of Debian, about 100 MB' ;;
+    kernels) echo 'four kernels of Debian, about 200 MB' ;;
     helm) echo 'Helm and kubectl, from the npm registry, about 120 MB' ;;
     base-image) echo 'the base image of deploy/Dockerfile, made by debootstrap, about 75 MB' ;;
     crates) echo 'cargo-deb, cargo-cyclonedx and mdbook, from crates.io, about 220 MB and four minutes' ;;

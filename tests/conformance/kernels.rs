@@ -30,10 +30,10 @@ const IPVS_BY_NFT: Column = Column {
 const BY_LEGACY: Column = iptables("", Kernel::Debian, Tools::Legacy, true);
 const BY_ROUTES: Column = local("", Kernel::Debian);
 
-/// Declares a test for each kernel: its name, the suite of Debian that it is from, the modules that
-/// cannot be loaded, and a column with the mode that it gets by default.
+/// Declares a test for each kernel: its name, its folder, the modules that cannot be loaded, and a
+/// column with the mode that it gets by default.
 macro_rules! kernels {
-    ($($test:ident: $name:literal, $suite:literal, $withheld:expr, $column:expr;)+) => {
+    ($($test:ident: $name:literal, $folder:expr, $withheld:expr, $column:expr;)+) => {
         $(
             #[test]
             #[ignore = "part of `make kernels`"]
@@ -42,7 +42,7 @@ macro_rules! kernels {
             }
         )+
         const KERNELS: &[(Debian, Column)] = &[$((
-            Debian { suite: $suite, withheld: $withheld },
+            Debian { folder: $folder, withheld: $withheld },
             Column { name: $name, kernel: Kernel::Debian, asked: "ipvs", ..$column },
         )),+];
     };
@@ -63,6 +63,8 @@ kernels! {
     talos: "Talos without module ip_vs", "trixie", &["ip_tables", "ip6_tables", "ip_vs"], NFTABLES;
     wsl2: "WSL2 without modules", "trixie-backports",
         &["ip_vs", "dummy", "ip_set", "ip_tables", "ip6_tables", "nft_compat", "nft_ct"], BY_ROUTES;
+    aarch64: "Debian 13 on aarch64", guest::AARCH64, &[], IPVS_BY_NFT;
+    aarch64_without_ipvs: "Debian 13 on aarch64 without IPVS", guest::AARCH64, &["ip_vs"], NFTABLES;
 }
 
 fn kernel(name: &str) -> &'static (Debian, Column) {

@@ -28,11 +28,14 @@ pub enum Profile {
 /// A kernel of Debian's cloud images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Debian {
-    /// The suite of Debian.
-    pub suite: &'static str,
+    /// Its folder: a suite of Debian, or [`AARCH64`].
+    pub folder: &'static str,
     /// Names of the modules that cannot be loaded.
     pub withheld: &'static [&'static str],
 }
+
+/// The folder of the kernel for aarch64.
+pub const AARCH64: &str = "arm64";
 
 impl Profile {
     fn name(self) -> &'static str {
@@ -59,6 +62,15 @@ pub fn unavailable(profile: Profile) -> Option<String> {
     match profile {
         Profile::Full | Profile::Bare => uml::unavailable(),
         Profile::Debian(debian) => qemu::unavailable(debian),
+    }
+}
+
+/// The test binary and the program for a kernel for aarch64; `None` if `profile` is not one, or if
+/// they were not built.
+pub fn of_aarch64(profile: Profile) -> Option<(PathBuf, PathBuf)> {
+    match profile {
+        Profile::Debian(debian) if debian.folder == AARCH64 => qemu::of_aarch64(),
+        _ => None,
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-pub use boot::{Debian, Outcome, Profile, unavailable};
+pub use boot::{AARCH64, Debian, Outcome, Profile, unavailable};
 
 use super::{SOAK_ENDS, figure, is_soak, skip, soak_length, tripod_binary};
 
@@ -18,7 +18,10 @@ pub fn run(
     environment: &[(&str, &str)],
     limit: Duration,
 ) -> Outcome {
-    let tests = std::env::current_exe().expect("the path of the test binary");
+    let tests = match boot::of_aarch64(profile) {
+        Some((tests, _)) => tests,
+        None => std::env::current_exe().expect("the path of the test binary"),
+    };
     run_program(profile, &tests, arguments, environment, limit)
 }
 
@@ -29,7 +32,7 @@ fn run_program(
     environment: &[(&str, &str)],
     limit: Duration,
 ) -> Outcome {
-    let tripod = tripod_binary();
+    let tripod = boot::of_aarch64(profile).map_or_else(tripod_binary, |(_, tripod)| tripod);
     let tripod = [("TRIPOD", &*tripod.to_string_lossy())];
     let environment = [environment, &tripod].concat();
     boot::run_with(
