@@ -22,8 +22,8 @@ use super::process::{Group, die_with_parent};
 const INSIDE: &str = "TRIPOD_LAB_SANDBOX";
 
 /// The longest that one test may take: with the sizes of the acceptance list, with each feature
-/// left out in turn, or on an emulated processor, some take half an hour. This only ends a test that hangs; a guest has a
-/// shorter limit (`lab::uml`, `conformance`), so that its console is shown.
+/// left out in turn, or on an emulated processor, some take half an hour. This only ends a test that
+/// hangs; a guest has a shorter limit (`lab::guest`, `conformance`), so that its console is shown.
 fn lifetime() -> Duration {
     let much = acceptance()
         || std::env::var_os("TRIPOD_CONFORMANCE_WITHOUT").is_some()

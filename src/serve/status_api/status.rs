@@ -186,7 +186,7 @@ impl StatusApi {
                 .map(|(owner, why)| (&port.name, owner, why))
         });
         let mut all: Vec<_> = all.collect();
-        all.sort_by(|(a, ..), (b, ..)| a.cmp(b));
+        all.sort_by_key(|(name, ..)| *name);
         Listed::first(all, MOST, |(name, owner, why)| Conflict {
             service_port: name.to_string(),
             protocol: name.protocol.to_string(),
