@@ -73,9 +73,7 @@ impl AnyMode {
     pub(super) fn blocks(&self) -> bool {
         matches!(self, AnyMode::Ipvs(_) | AnyMode::Nftables(_))
     }
-}
 
-impl AnyMode {
     /// Must be called `before` and after userspace mode in this process writes rules for some
     /// Services: they are no changes by another process.
     fn expect_changes(&mut self, before: bool) {

@@ -77,6 +77,7 @@ const OF_EACH_TOPIC: usize = 3;
 
 /// The longest life of an emulated guest.
 const GUEST: Duration = Duration::from_secs(3000);
+const INSIDE: &str = "conformance::kernels::inside";
 /// Tells [`inside`] its kernel.
 const KERNEL: &str = "TRIPOD_CONFORMANCE_KERNEL";
 /// Begins a line of the guest's console with the version of its kernel, or with what a mode lacks.
@@ -90,11 +91,7 @@ fn on_kernel(name: &str) {
         return skip(&reason);
     }
     lab::run(|| {
-        let inside = format!(
-            "{}::inside",
-            module_path!().split_once("::").expect("a crate").1
-        );
-        let arguments = ["--exact", &inside, "--include-ignored", "--nocapture"];
+        let arguments = ["--exact", INSIDE, "--include-ignored", "--nocapture"];
         let only = std::env::var(run::ONLY).unwrap_or_default();
         let environment = [(KERNEL, name), (run::ONLY, &*only)];
         let outcome = guest::run(profile, &arguments, &environment, GUEST);

@@ -87,8 +87,7 @@ fn in_lab(way: Way, body: fn(&Lab, Way)) {
 }
 
 /// The Service is relayed next to a mode of the kernel.
-#[test]
-fn nobody_notices_an_upgrade_of_what_is_chosen() {
+fn in_each_mode_with_a_choice(body: fn(&Lab, Way)) {
     if kernel() == "full" {
         return;
     }
@@ -97,23 +96,19 @@ fn nobody_notices_an_upgrade_of_what_is_chosen() {
             chosen: true,
             ..Way::new(mode, *capture)
         };
-        in_lab(way, nobody_notices_an_upgrade);
+        in_lab(way, body);
     }
+}
+
+#[test]
+fn nobody_notices_an_upgrade_of_what_is_chosen() {
+    in_each_mode_with_a_choice(nobody_notices_an_upgrade);
 }
 
 /// Until the mode of the new pod serves all other Services, the old pod's userspace mode does.
 #[test]
 fn others_are_served_while_userspace_mode_leaves() {
-    if kernel() == "full" {
-        return;
-    }
-    for (mode, capture) in super::chosen::ways() {
-        let way = Way {
-            chosen: true,
-            ..Way::new(mode, *capture)
-        };
-        in_lab(way, others_are_served);
-    }
+    in_each_mode_with_a_choice(others_are_served);
 }
 
 fn others_are_served(lab: &Lab, way: Way) {
