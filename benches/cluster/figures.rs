@@ -162,35 +162,20 @@ fn scale() {
         let figures = &figures;
         move |mode: &Mode, size| figure(figures.get(mode, size, column))
     };
-    let pair = |first: &'static str, second: &'static str| {
-        let figures = &figures;
-        move |mode: &Mode, size: u32| {
-            let own = figure(figures.get(mode, size, first));
-            match figures.get(mode, size, second).filter(|n| *n > 0.0) {
-                Some(others) => format!("{own} + {}", figure(Some(others))),
-                None => own,
-            }
-        }
-    };
     let mut text = format!(
         "## The number of Services\n\n\
          `cargo bench --bench cluster -- scale`: {}. ipvs mode runs in a guest (User-Mode \
          Linux 6.1, one processor), where a system call takes several times as long as on the \
          machine itself: its column stands for itself. Each Service has 5 endpoints; Tripod is \
          a client of an API server on the same machine. The machine was shared with other \
-         programs, so that processor time says more than time on the clock. The figures are in \
-         [scale.csv](benchmarks/scale.csv).\n\n\
+         programs. The figures are in [scale.csv](benchmarks/scale.csv), with the processor time \
+         of each.\n\n\
          ![First sync, memory and one changed endpoint against the number of \
          Services](images/benchmark-scale.svg)\n\n",
         machine(&PROGRAMS)
     );
     text += "First sync, seconds from the start of the process until everything is applied:\n\n";
     text += &figures.table("s", show("first_sync_s"));
-    text += "\nProcessor time of it, seconds: Tripod's own + that of programs that it starts:\n\n";
-    text += &figures.table(
-        "s",
-        pair("first_sync_cpu_s", "first_sync_cpu_of_programs_s"),
-    );
     text += "\nResident memory after it, MiB (at its highest):\n\n";
     text += &figures.table("MiB", |mode, size| {
         let get = |column| figures.get(mode, size, column);
@@ -202,9 +187,6 @@ fn scale() {
     text +=
         "\nOne changed endpoint, milliseconds from the event until a call reaches the new one:\n\n";
     text += &figures.table("ms", show("change_p50_ms"));
-    text += "\nProcessor time of one change, milliseconds: Tripod's own (the median of 25 \
-             changes) + that of programs that it starts:\n\n";
-    text += &figures.table("ms", pair("change_cpu_ms", "change_cpu_of_programs_ms"));
     text += &failed(&figures);
     document::write("scale", &text);
     document::write("change-targets", &bar(&figures));

@@ -25,19 +25,12 @@ const PAGES: [Page; 2] = [
     Page {
         file: "benchmarks.md",
         title: "Benchmarks",
-        sections: &[
-            "data-path",
-            "scale",
-            "churn",
-            "connecting",
-            "iptables",
-            "shapes",
-        ],
+        sections: &["data-path", "scale", "churn", "connecting", "shapes"],
     },
     Page {
         file: "development/performance.md",
         title: "Performance targets",
-        sections: &["data-path-targets", "change-targets"],
+        sections: &["data-path-targets", "change-targets", "iptables"],
     },
 ];
 

@@ -1,6 +1,6 @@
 //! iptables mode with 1,000 and 20,000 Services of 5 endpoints each, in separate network
 //! namespaces: the first sync, and one changed endpoint compared with a bare `iptables-restore`
-//! that adds one rule. Writes section `iptables` of docs/benchmarks.md. With `connecting` it
+//! that adds one rule. Writes section `iptables` of docs/development/performance.md. With `connecting` it
 //! instead connects to the first and the last of these Services. Needs root.
 //!
 //! `cargo bench --bench iptables [-- connecting] [SERVICES]`
@@ -128,7 +128,7 @@ fn report() {
         "## One change in iptables mode\n\n`cargo bench --bench iptables`: {}. A change of one \
          endpoint next to the bare `iptables-restore` that adds one rule to an empty chain of its \
          own, with the same rules in the kernel. Both take turns; medians of {ROUNDS}. The figures \
-         are in [iptables.csv](benchmarks/iptables.csv).\n\n{}",
+         are in [iptables.csv](../benchmarks/iptables.csv).\n\n{}",
         machine(&[
             ("iptables-nft", "--version"),
             ("iptables-legacy", "--version")

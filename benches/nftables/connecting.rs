@@ -28,7 +28,37 @@ struct Caller {
 
 impl Caller {
     /// `mode` creates the mode; the last Service is called.
-    fn new(name: &str, services: u32, mode: fn() -> Node) -> Caller {
+    fn of_mode(name: &str, services: u32, mode: fn() -> Node) -> Caller {
+        let name = format!("{name}, {services} Services");
+        Caller::new(name, services, move |backend| {
+            let map: ServiceMap = (0..services)
+                .map(|number| single(number, backend))
+                .collect();
+            let mut node = mode();
+            node.sync(&map, &full());
+            node
+        })
+    }
+
+    /// The least that a translation of the kernel takes.
+    fn of_one_rule() -> Caller {
+        Caller::new("one rule with dnat".to_owned(), 1, |backend| {
+            let called = services::address(0);
+            sh(&format!(
+                "nft 'table ip one {{ chain output {{ type nat hook output priority -100; \
+                 ip daddr {called} tcp dport {} dnat to {backend}; }}; }}'",
+                services::PORT
+            ));
+        })
+    }
+
+    /// `serve` makes a number of Services, the last of which is called, have this endpoint. What it
+    /// returns lives as long as the namespace.
+    fn new<T>(
+        name: String,
+        services: u32,
+        serve: impl FnOnce(SocketAddr) -> T + Send + 'static,
+    ) -> Caller {
         let (ask, asked) = channel();
         let (answers, answer) = channel();
         in_namespace(move || {
@@ -37,11 +67,7 @@ impl Caller {
             std::thread::spawn(move || listener.incoming().for_each(drop));
             sh("ip route add local default dev lo table 100; ip route add default dev lo");
             sh("sysctl -qw net.ipv4.conf.all.route_localnet=1 net.ipv4.tcp_tw_reuse=1");
-            let map: ServiceMap = (0..services)
-                .map(|number| single(number, backend))
-                .collect();
-            let mut node = mode();
-            node.sync(&map, &full());
+            let _served = serve(backend);
             let last = IpAddr::from(services::address(services - 1));
             let last = SocketAddr::new(last, services::PORT);
             for () in asked {
@@ -52,7 +78,7 @@ impl Caller {
             }
         });
         Caller {
-            name: format!("{name}, {services} Services"),
+            name,
             ask,
             answer,
             times: Vec::new(),
@@ -76,11 +102,12 @@ fn call(to: SocketAddr) -> Duration {
 pub fn measure() {
     println!();
     let mut callers = [
-        Caller::new("nftables", 1, Node::nftables),
-        Caller::new("nftables", 20_000, Node::nftables),
-        Caller::new("nftables", 10, Node::nftables),
-        Caller::new("iptables (nft)", 10, || Node::iptables("nft")),
-        Caller::new("iptables (legacy)", 10, || Node::iptables("legacy")),
+        Caller::of_one_rule(),
+        Caller::of_mode("nftables", 1, Node::nftables),
+        Caller::of_mode("nftables", 20_000, Node::nftables),
+        Caller::of_mode("nftables", 10, Node::nftables),
+        Caller::of_mode("iptables (nft)", 10, || Node::iptables("nft")),
+        Caller::of_mode("iptables (legacy)", 10, || Node::iptables("legacy")),
     ];
     for _ in 0..TURNS {
         callers.iter_mut().for_each(Caller::turn);

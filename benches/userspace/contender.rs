@@ -12,6 +12,7 @@ use std::{
 use super::{
     load,
     network::{Network, Node, addresses},
+    processors::Part,
 };
 
 /// Time limit until a contender answers.
@@ -191,7 +192,7 @@ impl Recipe {
         let words = self.arguments.iter().copied();
         let words = words.chain(more.split_whitespace());
         let arguments: Vec<_> = words.map(in_folder).collect();
-        let child = node.spawn(&program, &arguments);
+        let child = Part::Proxy.run(|| node.spawn(&program, &arguments));
         let process = Process {
             child: child.map_err(|error| error.to_string())?,
             folder,
@@ -234,7 +235,7 @@ fn haproxy(node: &Node) -> String {
         "global
   maxconn {}
   maxpipes 100
-  nbthread 2
+  nbthread {}
 defaults
   mode tcp
   timeout connect 1s
@@ -246,6 +247,7 @@ listen bench
   server backend {}
 ",
         load::idle_connections() + 50,
+        Part::Proxy.processors().len(),
         node.own.port(),
         node.backend
     )
@@ -256,13 +258,14 @@ fn nginx(node: &Node) -> String {
         "load_module /usr/lib/nginx/modules/ngx_stream_module.so;
 daemon off;
 user root;
-worker_processes 2;
+worker_processes {};
 pid FOLDER/pid;
 error_log FOLDER/error;
 events {{ worker_connections {}; }}
 stream {{ server {{ listen {} reuseport; proxy_pass {}; }} }}
 ",
-        // Each of two workers counts both sides of a connection, and may get more than half.
+        Part::Proxy.processors().len(),
+        // Each worker counts both sides of a connection.
         2 * load::idle_connections(),
         node.own.port(),
         node.backend

@@ -6,6 +6,7 @@ use super::{
     contender::Contender,
     document::{csv::Csv, machine::machine, table::table},
     load::{Load, Measured},
+    processors,
 };
 
 /// The figures of one contender in one round under one load.
@@ -248,11 +249,12 @@ impl Figures {
         }
         format!(
             "## The userspace data path\n\n\
-             `cargo bench --bench userspace -- --write`: client, proxy and backend share the \
-             machine, in network namespaces joined by veth(4): {}. Medians of {rounds} interleaved \
+             `cargo bench --bench userspace -- --write`: client, proxy and backend in network \
+             namespaces of one machine, joined by veth(4); {}. {}. Medians of {rounds} interleaved \
              rounds, {} s each. Rates are parts of a direct connection's, taken within a round; the \
              middle half of the rounds is in brackets. Messages of 128 bytes. The figures are in \
              [data-path.csv](benchmarks/data-path.csv).\n\n{}",
+            processors::described(),
             machine(&[("haproxy", "-v"), ("nginx", "-v")]),
             length.as_secs(),
             table(&head.collect::<Vec<_>>(), &rows),

@@ -8,7 +8,7 @@ use std::{
     thread,
 };
 
-use super::{backend, host::Host, load};
+use super::{backend, host::Host, load, processors::Part};
 
 /// Tells a helper its task.
 const WORK: &str = "TRIPOD_BENCH_HELPER";
@@ -22,7 +22,7 @@ pub struct Helper {
 impl Helper {
     /// Starts the backend, and waits until it can be called at `port`.
     pub fn backend(host: &Host, port: u16) -> Helper {
-        let mut helper = Helper::start(host, &format!("backend {port}"));
+        let mut helper = Part::Backend.run(|| Helper::start(host, &format!("backend {port}")));
         helper.number();
         helper
     }

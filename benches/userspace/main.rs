@@ -1,6 +1,7 @@
 //! The userspace data path compared with a direct connection and, if they are installed, HAProxy
 //! and nginx: clients, a node for each and backends in separate network namespaces, joined by
-//! veth(4), in interleaved rounds. The ratios are what counts.
+//! veth(4), in interleaved rounds. The ratios are what counts. Each part is pinned to processors of
+//! its own, as far as there are enough.
 //!
 //! Arguments, each optional: the number of rounds, the seconds of each measurement, `--only
 //! LOAD,...` (bulk, requests, connections, latency, idle) to select loads, and `--write` to write
@@ -23,6 +24,7 @@ mod network;
 #[allow(dead_code)]
 #[path = "../../tests/lab/process.rs"]
 mod process;
+mod processors;
 mod targets;
 
 use std::{
@@ -34,7 +36,9 @@ use std::{
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-use self::{contender::Contender, figures::Figures, load::Load, network::Network};
+use self::{
+    contender::Contender, figures::Figures, load::Load, network::Network, processors::Part,
+};
 
 /// Set in the process that runs inside the namespaces.
 const INSIDE: &str = "TRIPOD_BENCH_INSIDE";
@@ -74,7 +78,7 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     let arguments = arguments();
-    match measure(&arguments) {
+    match Part::Client.run(|| measure(&arguments)) {
         Ok(figures) => {
             let page = figures.page(arguments.rounds, arguments.length);
             let targets = targets::table_of(&figures);
