@@ -114,7 +114,8 @@ fn part(csv: &Csv, columns: &[(&str, &str)]) -> String {
         for shape in shapes() {
             let cells = columns.iter().map(|(_, column)| {
                 let text = cell(csv, mode.name, shape, column).unwrap_or_default();
-                let number = text.parse().ok();
+                // Counts are shown as they are.
+                let number = text.parse().ok().filter(|_| text.contains('.'));
                 number.map_or_else(|| text.to_owned(), |number| figure(Some(number)))
             });
             let cells: Vec<_> = cells.collect();
