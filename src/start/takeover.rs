@@ -29,7 +29,7 @@ use self::{
 };
 use super::{
     Done,
-    programs::{Need, Programs},
+    programs::{Programs, REMOVAL},
 };
 use crate::{
     cli::{Cleanup, Own, Settings},
@@ -252,7 +252,7 @@ impl TakeOver {
 /// them.
 async fn miss(programs: &Programs, left: &[StaleState]) {
     if programs.are_forbidden() && !left.is_empty() && clearing::takes_programs().await {
-        programs.miss(Need::Removal);
+        programs.miss(REMOVAL);
     }
 }
 
