@@ -213,9 +213,10 @@ fn from_file(
         .map_err(|why| Stop::Refusal(format!("error: --config {path} cannot be used: {why}")))?;
     let more = decoded.warnings.into_iter();
     warnings.extend(more.map(|warning| format!("--config {path}: {warning}")));
-    let ignored: Vec<String> = flags::all()
-        .filter(|flag| !flag.beside_file && line.has(flag.name))
-        .map(|flag| format!("--{}", flag.name))
+    let ignored = flags::with_headings().filter(|flag| !flags::is_beside_file(flag));
+    let ignored = ignored.filter(|(_, flag)| line.has(flag.name));
+    let ignored: Vec<String> = ignored
+        .map(|(_, flag)| format!("--{}", flag.name))
         .collect();
     if !ignored.is_empty() {
         warnings.push(format!(
