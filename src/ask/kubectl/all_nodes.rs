@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
-    super::{document, table, times::ago},
+    super::{show, table, times::ago},
     Kubectl, Terminal,
     command_line::Asked,
     missing::missing,
@@ -103,13 +103,8 @@ pub(super) fn print(asked: &Asked) -> Result<ExitCode, String> {
         return Err(pods::none(kubectl));
     }
     all.sort_by(|one, other| one.node.cmp(&other.node));
-    let text = document(&all, asked.output, |_| shown(&all))?;
-    cli::put(&text).map_err(|error| error.to_string())?;
-    Ok(if all.iter().all(OfNode::is_healthy) {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    show(&all, asked.output, |_| shown(&all))?;
+    Ok(cli::exit_status(all.iter().all(OfNode::is_healthy)))
 }
 
 /// Asks each of these pods, at most `most` of them at the same time. Returns the answer of each node,
@@ -171,7 +166,7 @@ pub(super) fn read<T: DeserializeOwned>(done: &process::Output) -> Result<T, Str
 }
 
 fn shown(all: &[OfNode]) -> String {
-    let heads = [
+    let heading = [
         "NODE",
         "MODE",
         "STATUS",
@@ -180,7 +175,5 @@ fn shown(all: &[OfNode]) -> String {
         "VERSION",
         "PROBLEMS",
     ];
-    let mut rows = vec![heads.map(str::to_owned)];
-    rows.extend(all.iter().map(OfNode::cells));
-    table::lines(&rows).join("\n") + "\n"
+    table::headed(heading, all.iter().map(OfNode::cells)).join("\n") + "\n"
 }

@@ -190,12 +190,14 @@ fn the_help_has_the_flags_that_a_subcommand_uses() {
     ];
     let others = ["--masquerade-all", "--proxy-mode=ipvs", "--kube-api-qps=9"];
     for (name, own, job) in [
+        ("cleanup", &of_cleanup[..], Job::Cleanup(Cleanup::default())),
         (
-            "cleanup",
-            &of_cleanup[..],
-            Job::Cleanup(Cleanup::Everything),
+            "probe",
+            &of_probe,
+            Job::Probe(Format {
+                output: Output::Table,
+            }),
         ),
-        ("probe", &of_probe, Job::Probe(Output::Table)),
     ] {
         let expected: BTreeSet<_> = common.iter().chain(own).copied().collect();
         for flag in ["--help", "--help-all"] {

@@ -7,7 +7,7 @@ mod proxy;
 mod servers;
 mod subnets;
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{collections::BTreeSet, net::IpAddr, path::Path};
 
 use net::Family;
 use netlink::isolation;
@@ -24,21 +24,21 @@ use super::{
     report::Report,
 };
 use crate::{
-    cli::FolderTest, config::ModeName, kernel::open_files, node, services::AddressKind,
+    cli::Test, config::ModeName, kernel::open_files, node, services::AddressKind,
     status_api::Status, watch,
 };
 
-/// Runs the test that `asked` describes. This process must have only one thread, which is in other
+/// Tests `folder` as `asked`. This process must have only one thread, which is in other
 /// namespaces afterwards.
 ///
 /// # Errors
 /// Why nothing could be tried.
-pub(super) async fn run(asked: &FolderTest) -> Result<Report, String> {
-    let name = asked.folder.display();
-    watch::manifests::check(&asked.folder)?;
-    let own = node::name(asked.node.as_deref().unwrap_or_default())?;
+pub(super) async fn run(folder: &Path, asked: &Test) -> Result<Report, String> {
+    let name = folder.display();
+    watch::manifests::check(folder)?;
+    let own = node::name(asked.hostname_override.as_deref().unwrap_or_default())?;
     let folder = isolation::enter()
-        .and_then(|()| isolation::empty_run(&asked.folder))
+        .and_then(|()| isolation::empty_run(folder))
         .map_err(|error| {
             format!(
                 "cannot create the namespaces of the test: {error}. Run it as root, in a container \
@@ -51,7 +51,7 @@ pub(super) async fn run(asked: &FolderTest) -> Result<Report, String> {
     open_files::raise_limit();
     let (batch, faults) = watch::manifests::read(&folder).await;
     let objects = Objects::new(batch.events);
-    let node = match &asked.node {
+    let node = match &asked.hostname_override {
         Some(_) => own,
         None => objects.node(own),
     };
@@ -79,9 +79,9 @@ pub(super) async fn run(asked: &FolderTest) -> Result<Report, String> {
     };
     servers::start(&network.here, of_kernel(servers.here)).await?;
     servers::start(&network.elsewhere, of_kernel(servers.elsewhere)).await?;
-    let mut proxy = Proxy::start(&folder, asked.mode, &node, subnets)?;
+    let mut proxy = Proxy::start(&folder, asked.proxy_mode, &node, subnets)?;
     let status = proxy.synced().await?;
-    let mode = mode(&status, asked.mode)?;
+    let mode = mode(&status, asked.proxy_mode)?;
     let mut notes = notes(&status, &node);
     let checks = Attempts::run(network, subnets, (mode, node), ports).await;
     if checks.len() > THOROUGH {
