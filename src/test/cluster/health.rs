@@ -2,8 +2,7 @@
 
 use std::{
     io,
-    net::{IpAddr, SocketAddr},
-    path::Path,
+    net::SocketAddr,
     time::{Duration, Instant},
 };
 
@@ -33,7 +32,7 @@ const LONGEST: u64 = 1 << 16;
 
 /// Asks at this node's address of each IP family, repeatedly until `settled` while the answer is
 /// not as promised.
-pub async fn check(stage: &Stage, run: &Run, socket: &Path, settled: Instant) -> Vec<Check> {
+pub async fn check(stage: &Stage, run: &Run, settled: Instant) -> Vec<Check> {
     let Some(service) = stage.service(Kind::LoadBalancer) else {
         return Vec::new();
     };
@@ -47,25 +46,20 @@ pub async fn check(stage: &Stage, run: &Run, socket: &Path, settled: Instant) ->
             continue;
         };
         let to = SocketAddr::new(node, port);
-        let finding = match not_served(to, socket).await {
+        let here = stage.servers(Kind::LoadBalancer, node, Reach::Node).len();
+        let finding = match not_served(to, run).await {
             Some(why) => Finding::skipped(why),
-            None => tried(to, here(stage, node), settled).await,
+            None => tried(to, here, settled).await,
         };
         checks.push(row(service, run, to.to_string(), finding));
     }
     checks
 }
 
-/// Counts the endpoints of the load balancer's Service on this node.
-fn here(stage: &Stage, node: IpAddr) -> usize {
-    let servers = stage.servers(Kind::LoadBalancer, node, Reach::Node);
-    servers.len()
-}
-
 /// Explains why nothing answers at that address; `None` if something does.
-async fn not_served(to: SocketAddr, socket: &Path) -> Option<String> {
+async fn not_served(to: SocketAddr, run: &Run) -> Option<String> {
     let protocol = Protocol::Tcp.name();
-    match ask::explanation(socket, ask::PATIENCE, to, protocol, "node").await {
+    match ask::explanation(&run.socket, ask::PATIENCE, to, protocol, "node").await {
         Ok(explained) if explained.verdict == "answered" => None,
         Ok(explained) => {
             let steps = explained.steps.last().cloned().unwrap_or_default();
