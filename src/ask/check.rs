@@ -4,7 +4,7 @@ use std::{collections::HashMap, process::ExitCode};
 
 use serde::{Deserialize, Serialize};
 
-use super::{document, status::number, table};
+use super::{show, status::number, table};
 use crate::{
     cli::{self, Output},
     listing::first_of,
@@ -109,6 +109,29 @@ impl Default for CheckReport {
 }
 
 impl CheckReport {
+    /// Adds a fault of one node.
+    pub fn fault(
+        &mut self,
+        node: &str,
+        object: impl ToString,
+        problem: impl ToString,
+        remedy: &str,
+    ) {
+        self.faults
+            .push(Finding::new(node, object, problem, remedy));
+    }
+
+    /// Adds something about one node that may have a good reason.
+    pub fn note(
+        &mut self,
+        node: &str,
+        object: impl ToString,
+        problem: impl ToString,
+        remedy: &str,
+    ) {
+        self.notes.push(Finding::new(node, object, problem, remedy));
+    }
+
     /// Makes one report of several. What several nodes report becomes one finding.
     pub fn of(reports: impl IntoIterator<Item = CheckReport>) -> CheckReport {
         let mut all = CheckReport::default();
@@ -127,25 +150,18 @@ impl CheckReport {
     /// # Errors
     /// When it cannot be written.
     pub fn print(&self, output: Output) -> Result<ExitCode, String> {
-        let text = document(self, output, |wide| self.text(wide))?;
-        cli::put(&text).map_err(|error| error.to_string())?;
-        Ok(if self.faults.is_empty() {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::FAILURE
-        })
+        show(self, output, |wide| self.text(wide))?;
+        Ok(cli::exit_status(self.faults.is_empty()))
     }
 
     fn text(&self, wide: bool) -> String {
         let most = if wide { usize::MAX } else { MOST };
         let mut lines = Vec::new();
         if !self.faults.is_empty() || !self.notes.is_empty() {
+            let faults = self.faults.iter().take(most).map(|one| row("FAULT", one));
+            let notes = self.notes.iter().take(most).map(|one| row("note", one));
             let heading = ["", "NODE", "OBJECT", "PROBLEM", "WHAT TO DO"];
-            let mut rows = vec![heading.map(str::to_owned)];
-            for (kind, all) in [("FAULT", &self.faults), ("note", &self.notes)] {
-                rows.extend(all.iter().take(most).map(|one| row(kind, one)));
-            }
-            lines.extend(table::lines(&rows));
+            lines.extend(table::headed(heading, faults.chain(notes)));
             let all = [&self.faults, &self.notes].into_iter();
             let left: usize = all.map(|all| all.len().saturating_sub(most)).sum();
             if left > 0 {

@@ -12,7 +12,11 @@ use hyper::{Request, StatusCode, body::Bytes, client::conn::http1, header::HOST}
 use hyper_util::rt::TokioIo;
 use netlink::unix_listeners;
 use serde::de::DeserializeOwned;
-use tokio::{net::UnixStream, time::timeout};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::UnixStream,
+    time::timeout,
+};
 
 use super::{UNREACHABLE, read};
 use crate::{cli::Unwritable, status_api::Refused};
@@ -42,6 +46,12 @@ impl Failure {
     pub(super) fn unanswered(why: String) -> Failure {
         let status = UNREACHABLE;
         Failure { why, status }
+    }
+}
+
+impl From<Failure> for String {
+    fn from(failure: Failure) -> String {
+        failure.why
     }
 }
 
@@ -156,7 +166,14 @@ impl<'a> Connection<'a> {
     }
 }
 
-async fn exchange(stream: UnixStream, path: &str) -> Result<(StatusCode, Bytes), String> {
+/// Sends a GET of `path`. Returns the status and the body of the answer.
+///
+/// # Errors
+/// Says why there is no answer.
+pub async fn exchange(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    path: &str,
+) -> Result<(StatusCode, Bytes), String> {
     let words = |error: hyper::Error| error.to_string();
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
         .await

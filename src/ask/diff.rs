@@ -4,10 +4,14 @@ use std::process::ExitCode;
 
 use super::{
     UNREACHABLE,
-    paint::{Paint, Tone},
+    paint::{Tone, paint},
+    status::number,
     table,
 };
-use crate::status_api::{Diff, Difference, FamilyDiff, Listed};
+use crate::{
+    cli,
+    status_api::{Diff, Difference, Listed},
+};
 
 /// Most differences of a family that are printed, unless all are requested.
 const MOST: usize = 50;
@@ -19,54 +23,41 @@ pub(super) fn status(diff: &Diff) -> ExitCode {
         return ExitCode::from(UNREACHABLE);
     }
     let mut families = diff.families.iter();
-    if diff.node.total == 0 && families.all(|family| family.differences.total == 0) {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
+    let differ = diff.node.total > 0 || families.any(|family| family.differences.total > 0);
+    cli::exit_status(!differ)
 }
 
 /// Returns the lines, for people; all differences in the answer if it is `wide`.
-pub(super) fn table(diff: &Diff, wide: bool, paint: Paint) -> String {
+pub(super) fn table(diff: &Diff, wide: bool) -> String {
     let mut text = String::new();
     for family in &diff.families {
-        text.push_str(&section(family, &diff.mode, wide, paint));
+        let name = format!("{} mode, {}", diff.mode, family.family);
+        text.push_str(&lines(
+            &name,
+            &family.differences,
+            family.error.as_deref(),
+            wide,
+        ));
     }
     if diff.families.is_empty() {
         let why = "could not be compared: another Tripod process serves now; ask again when this one \
                    has ended";
-        let why = paint.paint(Tone::Bad, why);
-        text.push_str(&format!("{} mode: {why}\n", diff.mode));
+        text.push_str(&format!("{} mode: {}\n", diff.mode, paint(Tone::Bad, why)));
     }
-    text.push_str(&lines("the node", &diff.node, None, wide, paint));
+    text.push_str(&lines("the node", &diff.node, None, wide));
     text
 }
 
-fn section(of: &FamilyDiff, mode: &str, wide: bool, paint: Paint) -> String {
-    let name = format!("{mode} mode, {}", of.family);
-    lines(&name, &of.differences, of.error.as_deref(), wide, paint)
-}
-
-fn lines(
-    name: &str,
-    differences: &Listed<Difference>,
-    error: Option<&str>,
-    wide: bool,
-    paint: Paint,
-) -> String {
+fn lines(name: &str, differences: &Listed<Difference>, error: Option<&str>, wide: bool) -> String {
     let heading = match (error, differences.total) {
-        (Some(error), _) => {
-            let why = format!("could not be compared: {error}");
-            paint.paint(Tone::Bad, &why)
-        }
-        (None, 0) => paint.paint(Tone::Good, "no difference"),
-        (None, 1) => paint.paint(Tone::Bad, "1 difference"),
-        (None, total) => paint.paint(Tone::Bad, &format!("{total} differences")),
+        (Some(error), _) => paint(Tone::Bad, &format!("could not be compared: {error}")),
+        (None, 0) => paint(Tone::Good, "no difference"),
+        (None, total) => paint(Tone::Bad, &number(total, "difference")),
     };
     let mut lines = vec![format!("{name}: {heading}")];
     let most = if wide { usize::MAX } else { MOST };
-    let rows: Vec<_> = differences.items.iter().take(most).map(row).collect();
-    lines.extend(table::lines(&rows).iter().map(|line| format!("  {line}")));
+    let rows = table::lines(differences.items.iter().take(most).map(row));
+    lines.extend(rows.iter().map(|line| format!("  {line}")));
     let more = differences.total.saturating_sub(rows.len());
     if more > 0 {
         lines.push(format!("  and {more} more"));

@@ -4,52 +4,46 @@ use std::process::ExitCode;
 
 use super::{
     connection::{self, Failure},
-    paint::{Paint, Tone},
-    print as put, table, written,
+    paint::{Tone, paint},
+    show, table,
 };
 use crate::{
-    cli::{Explain, Output},
+    cli::Explain,
     status_api::{
         Addressee, Candidate, Connection, Destination, EXPLAIN_PATH, Explanation, ExplanationList,
     },
 };
 
 /// Returns the path at which the API explains a packet.
-pub(super) fn path(asked: &Explain) -> String {
-    let Explain { to, from, kernel } = asked;
+pub(super) fn path(to: &Destination, from: Option<&str>, kernel: bool) -> String {
     let Destination {
         addressee,
         protocol,
     } = to;
     let protocol = protocol.as_ref();
     let protocol = protocol.map_or_else(String::new, |protocol| format!("&protocol={protocol}"));
-    let from = from.as_ref();
     let from = from.map_or_else(String::new, |from| format!("&from={from}"));
     format!("{EXPLAIN_PATH}?to={addressee}{protocol}{from}&kernel={kernel}")
 }
 
 /// Prints what happens to a packet; for a Service, at each of its cluster IPs.
-pub(super) async fn print(
-    connection: &connection::Connection<'_>,
-    asked: &Explain,
-    output: Output,
-) -> Result<ExitCode, Failure> {
-    let path = path(asked);
-    let text = match asked.to.addressee {
+pub(super) async fn print(asked: &Explain) -> Result<ExitCode, Failure> {
+    let connection = connection::Connection::new(&asked.common.socket);
+    let path = path(&asked.to, asked.from.as_deref(), !asked.desired_only);
+    let output = asked.common.format.output;
+    match asked.to.addressee {
         Addressee::Address(_) => {
             let one: Explanation = connection.get(&path).await?;
-            written(&one, output, |wide| table(&one, wide, Paint::of_stdout()))
+            show(&one, output, |wide| table(&one, wide))?;
         }
         Addressee::Service(_) => {
             let list: ExplanationList = connection.get(&path).await?;
-            written(&list, output, |wide| {
-                let items = list.items.iter();
-                let tables = items.map(|one| table(one, wide, Paint::of_stdout()));
+            show(&list, output, |wide| {
+                let tables = list.items.iter().map(|one| table(one, wide));
                 tables.collect::<Vec<_>>().join("\n")
-            })
+            })?;
         }
-    }?;
-    put(&text)?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -61,7 +55,7 @@ const MOST_CONNECTIONS: usize = 10;
 
 /// Returns the lines, for people; without `wide` only the first objects, those that differ from the
 /// desired state, and the first connections.
-fn table(explanation: &Explanation, wide: bool, paint: Paint) -> String {
+fn table(explanation: &Explanation, wide: bool) -> String {
     let Explanation {
         to,
         protocol,
@@ -72,22 +66,18 @@ fn table(explanation: &Explanation, wide: bool, paint: Paint) -> String {
     let mut lines = vec![format!("{to}/{protocol} from {from}, in {mode} mode:")];
     let steps = explanation.steps.iter().enumerate();
     lines.extend(steps.map(|(at, step)| format!("  {}. {step}", at + 1)));
-    lines.push(paint.paint(tone(explanation), &sentence(explanation)));
+    lines.push(paint(tone(explanation), &sentence(explanation)));
     let none = explanation.no_endpoints.as_ref();
     if let Some(command) = none.and_then(|none| none.command.as_ref()) {
         lines.push(format!("see {command}"));
     }
-    let rows: Vec<_> = explanation.candidates.iter().map(candidate).collect();
-    lines.extend(indented(&table::lines(&rows)));
+    lines.extend(indented(explanation.candidates.iter().map(candidate)));
     let policies = explanation.forward_policies.as_deref().unwrap_or_default();
     if !policies.is_empty() {
         let heading = "on its way, other programs drop it unless one of their rules accepts it:";
-        lines.push(paint.paint(Tone::Warning, heading));
-        lines.extend(
-            policies
-                .iter()
-                .map(|chain| format!("  the policy of {chain} is DROP")),
-        );
+        lines.push(paint(Tone::Warning, heading));
+        let policies = policies.iter();
+        lines.extend(policies.map(|chain| format!("  the policy of {chain} is DROP")));
     }
     if !explanation.passed_over.is_empty() {
         lines.push("not sent to:".to_owned());
@@ -95,16 +85,18 @@ fn table(explanation: &Explanation, wide: bool, paint: Paint) -> String {
             let node = endpoint.node.clone().unwrap_or_default();
             [endpoint.address.clone(), endpoint.why.clone(), node]
         });
-        let rows: Vec<_> = rows.collect();
-        lines.extend(indented(&table::lines(&rows)));
+        lines.extend(indented(rows));
     }
-    lines.extend(kernel(explanation, wide, paint));
-    lines.extend(connections(explanation, wide, paint));
+    lines.extend(kernel(explanation, wide));
+    lines.extend(connections(explanation, wide));
     lines.join("\n") + "\n"
 }
 
-fn indented(lines: &[String]) -> impl Iterator<Item = String> {
-    lines.iter().map(|line| format!("  {line}"))
+fn indented<const COLUMNS: usize>(
+    rows: impl Iterator<Item = [String; COLUMNS]>,
+) -> impl Iterator<Item = String> {
+    let lines = table::lines(rows).into_iter();
+    lines.map(|line| format!("  {line}"))
 }
 
 fn tone(explanation: &Explanation) -> Tone {
@@ -140,16 +132,14 @@ fn candidate(candidate: &Candidate) -> [String; 3] {
 }
 
 /// Lists the kernel's objects for the ServicePort, and the differences.
-fn kernel(explanation: &Explanation, wide: bool, paint: Paint) -> Vec<String> {
+fn kernel(explanation: &Explanation, wide: bool) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(error) = &explanation.error {
         let line = format!("the state of the kernel is not known: {error}");
-        lines.push(paint.paint(Tone::Bad, &line));
+        lines.push(paint(Tone::Bad, &line));
     }
-    if let Some(name) = explanation
-        .service_port
-        .as_ref()
-        .filter(|_| !explanation.objects.is_empty())
+    if let Some(name) = &explanation.service_port
+        && !explanation.objects.is_empty()
     {
         lines.push(format!("desired state of {name}:"));
         let mut unremarkable = 0;
@@ -164,7 +154,7 @@ fn kernel(explanation: &Explanation, wide: bool, paint: Paint) -> Vec<String> {
             }
             let mark = match &*object.found {
                 "present" => object.found.clone(),
-                other => paint.paint(Tone::Bad, other),
+                other => paint(Tone::Bad, other),
             };
             lines.push(format!("  {mark}  {}", object.object));
         }
@@ -175,7 +165,7 @@ fn kernel(explanation: &Explanation, wide: bool, paint: Paint) -> Vec<String> {
     let differences = &explanation.differences;
     if differences.total > 0 {
         let heading = "other differences, by which packets may go elsewhere:";
-        lines.push(paint.paint(Tone::Bad, heading));
+        lines.push(paint(Tone::Bad, heading));
         let shown = differences.items.iter();
         lines.extend(shown.map(|item| format!("  {}  {}", item.found, item.object)));
         if differences.total > differences.items.len() {
@@ -187,11 +177,11 @@ fn kernel(explanation: &Explanation, wide: bool, paint: Paint) -> Vec<String> {
 }
 
 /// Returns lines about the connections in conntrack.
-fn connections(explanation: &Explanation, wide: bool, paint: Paint) -> Vec<String> {
+fn connections(explanation: &Explanation, wide: bool) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(error) = &explanation.connections_error {
         let line = format!("the connections to it are not known: {error}");
-        lines.push(paint.paint(Tone::Bad, &line));
+        lines.push(paint(Tone::Bad, &line));
     }
     let Some(found) = explanation.connections.as_ref() else {
         return lines;
@@ -201,15 +191,14 @@ fn connections(explanation: &Explanation, wide: bool, paint: Paint) -> Vec<Strin
         (total, 0) => format!("connections to it in conntrack, {total}:"),
         (total, stale) => {
             let text = format!("connections to it in conntrack, {total}, {stale} of them stale:");
-            paint.paint(Tone::Bad, &text)
+            paint(Tone::Bad, &text)
         }
     });
     let most = if wide { usize::MAX } else { MOST_CONNECTIONS };
-    let rows = found.items.iter().take(most).map(connection);
-    let rows: Vec<_> = rows.collect();
-    lines.extend(indented(&table::lines(&rows)));
-    if found.total > rows.len() {
-        lines.push(format!("  and {} more", found.total - rows.len()));
+    lines.extend(indented(found.items.iter().take(most).map(connection)));
+    let more = found.total.saturating_sub(most.min(found.items.len()));
+    if more > 0 {
+        lines.push(format!("  and {more} more"));
     }
     lines
 }
@@ -244,7 +233,7 @@ mod tests {
             });
             let explanation = serde_json::from_value(explanation).expect("an explanation");
             let count = |wide| {
-                let text = table(&explanation, wide, Paint::Plain);
+                let text = table(&explanation, wide);
                 let more = format!("and 988 more, which are {found}");
                 assert_eq!(text.contains(&more), !wide, "{text}");
                 text.matches("object ").count()

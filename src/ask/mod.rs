@@ -15,20 +15,17 @@ mod tests;
 mod times;
 mod watch;
 
-use std::{net::SocketAddr, path::Path, process::ExitCode, time::Duration};
+use std::{io, net::SocketAddr, path::Path, process::ExitCode, time::Duration};
 
 use serde::{Serialize, de::DeserializeOwned};
 
-pub use self::connection::PATIENCE;
-use self::{
-    connection::{Connection, Failure},
-    paint::Paint,
-};
+use self::connection::{Connection, Failure};
+pub use self::connection::{PATIENCE, exchange};
 use crate::{
-    cli::{self, Ask, Explain, Output, Probe, Question, Repeat},
+    cli::{self, Ask, Common, Output, Unwritable},
     status_api::{
         Addressee, DIALS_PATH, DIFF_PATH, Destination, DialList, Diff, Explanation,
-        ExplanationList, HEALTH_PATH, Health, STATUS_PATH, ServicePort, Status,
+        ExplanationList, HEALTH_PATH, STATUS_PATH, ServicePort, Status,
     },
 };
 
@@ -39,24 +36,11 @@ const UNREACHABLE: u8 = 2;
 /// healthy, there is no such Service, or the answer cannot be written; 2 if the proxy
 /// does not answer, or cannot now.
 pub async fn ask(ask: &Ask) -> ExitCode {
-    let connection = Connection::new(&ask.socket);
-    let answered = match &ask.question {
-        Question::Status => how_it_is(&connection, ask.output).await,
-        Question::Probe(probe) => probed(&connection, *probe).await,
-        Question::Explain(asked) => explain::print(&connection, asked, ask.output).await,
-        Question::Diff => what_differs(&connection, ask.output).await,
-        Question::Services {
-            namespace,
-            name,
-            repeat,
-        } => {
-            let namespace = namespace.as_deref();
-            let selected = services::Selected::new(namespace, name.as_deref());
-            match repeat {
-                Repeat::Never => services::print(&connection, &selected, ask.output).await,
-                Repeat::OnChange => services::watch(&connection, &selected, ask.output).await,
-            }
-        }
+    let answered = match ask {
+        Ask::Status(asked) => how_it_is(asked).await,
+        Ask::Services(asked) => services::print(asked).await,
+        Ask::Explain(asked) => explain::print(asked).await,
+        Ask::Diff(common) => what_differs(common).await,
     };
     answered.unwrap_or_else(|failure| cli::fail(&failure.why, failure.status))
 }
@@ -66,8 +50,7 @@ pub async fn ask(ask: &Ask) -> ExitCode {
 /// # Errors
 /// Says why there is no answer.
 pub async fn status_of(socket: &Path) -> Result<Status, String> {
-    let answer = Connection::new(socket).get(STATUS_PATH).await;
-    answer.map_err(|failure| failure.why)
+    Ok(Connection::new(socket).get(STATUS_PATH).await?)
 }
 
 /// Returns whether a proxy has that socket, even if it is stopped or busy.
@@ -87,16 +70,12 @@ pub async fn explanation(
     protocol: &str,
     from: &str,
 ) -> Result<Explanation, String> {
-    let path = explain::path(&Explain {
-        to: Destination {
-            addressee: Addressee::Address(to),
-            protocol: Some(protocol.to_owned()),
-        },
-        from: Some(from.to_owned()),
-        kernel: false,
-    });
-    let answer = Connection::new(socket).within(most).get(&path).await;
-    answer.map_err(|failure| failure.why)
+    let to = Destination {
+        addressee: Addressee::Address(to),
+        protocol: Some(protocol.to_owned()),
+    };
+    let path = explain::path(&to, Some(from), false);
+    Ok(Connection::new(socket).within(most).get(&path).await?)
 }
 
 /// Asks the running proxy how the kernel differs from the desired state.
@@ -104,8 +83,7 @@ pub async fn explanation(
 /// # Errors
 /// Says why there is no answer.
 pub async fn differences(socket: &Path) -> Result<Diff, String> {
-    let answer = Connection::new(socket).get(DIFF_PATH).await;
-    answer.map_err(|failure| failure.why)
+    Ok(Connection::new(socket).get(DIFF_PATH).await?)
 }
 
 /// Asks the running proxy for its attempts to reach endpoints of the ServicePort
@@ -122,8 +100,7 @@ pub async fn dials(
 ) -> Result<DialList, String> {
     let after = after.map_or_else(String::new, |after| format!("&after={after}"));
     let path = format!("{DIALS_PATH}?servicePort={service_port}&protocol={protocol}{after}");
-    let answer = Connection::new(socket).within(most).get(&path).await;
-    answer.map_err(|failure| failure.why)
+    Ok(Connection::new(socket).within(most).get(&path).await?)
 }
 
 /// Resolves `destination` to addresses, each with its port and the protocol in lower case; for a
@@ -140,18 +117,13 @@ pub async fn addresses(
         let protocol = destination.protocol.as_deref().unwrap_or("tcp");
         return Ok(vec![(*to, protocol.to_owned())]);
     }
-    let path = explain::path(&Explain {
-        to: destination.clone(),
-        from: Some(from.to_owned()),
-        kernel: false,
-    });
-    let answer = Connection::new(socket).get::<ExplanationList>(&path).await;
-    let items = answer.map_err(|failure| failure.why)?.items;
+    let path = explain::path(destination, Some(from), false);
+    let answer: ExplanationList = Connection::new(socket).get(&path).await?;
     let address = |one: Explanation| match one.to.parse() {
         Ok(to) => Ok((to, one.protocol.to_ascii_lowercase())),
         Err(_) => Err(format!("the running Tripod names {} as an address", one.to)),
     };
-    items.into_iter().map(address).collect()
+    answer.items.into_iter().map(address).collect()
 }
 
 /// Asks the running proxy for the ServicePorts of all namespaces or of one, or only for those of
@@ -165,65 +137,52 @@ pub async fn service_ports(
     name: Option<&str>,
 ) -> Result<Vec<ServicePort>, String> {
     let connection = Connection::new(socket);
-    let selected = services::Selected::new(namespace, name);
-    let list = services::all(&connection, &selected).await;
-    list.map(|list| list.items).map_err(|failure| failure.why)
+    Ok(services::all(&connection, namespace, name).await?.items)
 }
 
-async fn how_it_is(connection: &Connection<'_>, output: Output) -> Result<ExitCode, Failure> {
-    let status: Status = connection.get(STATUS_PATH).await?;
-    let table = |wide| status::table(&status, wide, Paint::of_stdout());
-    print(&written(&status, output, table)?)?;
-    Ok(if status.healthy {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+/// Prints the state; with a probe, only why it fails.
+async fn how_it_is(asked: &cli::Status) -> Result<ExitCode, Failure> {
+    let connection = Connection::new(&asked.common.socket);
+    let is_good = match asked.probe {
+        None => {
+            let status: Status = connection.get(STATUS_PATH).await?;
+            let table = |wide| status::table(&status, wide);
+            show(&status, asked.common.format.output, table)?;
+            status.healthy
+        }
+        Some(probe) => {
+            let failing = status::failing(&connection.get(HEALTH_PATH).await?, probe);
+            if !failing.is_empty() {
+                cli::put(&format!("{}\n", failing.join("; ")))?;
+            }
+            failing.is_empty()
+        }
+    };
+    Ok(cli::exit_status(is_good))
 }
 
-/// Prints why a probe fails, if it does.
-async fn probed(connection: &Connection<'_>, probe: Probe) -> Result<ExitCode, Failure> {
-    let health: Health = connection.get(HEALTH_PATH).await?;
-    let failing = status::failing(&health, probe);
-    if failing.is_empty() {
-        return Ok(ExitCode::SUCCESS);
-    }
-    print(&format!("{}\n", failing.join("; ")))?;
-    Ok(ExitCode::FAILURE)
-}
-
-async fn what_differs(connection: &Connection<'_>, output: Output) -> Result<ExitCode, Failure> {
-    let diff: Diff = connection.get(DIFF_PATH).await?;
-    let table = |wide| diff::table(&diff, wide, Paint::of_stdout());
-    print(&written(&diff, output, table)?)?;
+async fn what_differs(common: &Common) -> Result<ExitCode, Failure> {
+    let diff: Diff = Connection::new(&common.socket).get(DIFF_PATH).await?;
+    show(&diff, common.format.output, |wide| diff::table(&diff, wide))?;
     Ok(diff::status(&diff))
 }
 
-/// Returns `value` in the format `output`; for people that is `table`, which is told whether it is
+/// Prints `value` in the format `output`; for people that is `table`, which is told whether it is
 /// wide.
 ///
 /// # Errors
-/// When it cannot be written in that format.
-pub fn document(
+/// When it cannot be written.
+pub fn show(
     value: &impl Serialize,
     output: Output,
     table: impl FnOnce(bool) -> String,
-) -> Result<String, String> {
-    match output {
-        Output::Table | Output::Wide => Ok(table(output == Output::Wide)),
-        Output::Json => serde_json::to_string_pretty(value)
-            .map(|text| text + "\n")
-            .map_err(|error| error.to_string()),
-        Output::Yaml => serde_saphyr::to_string(value).map_err(|error| error.to_string()),
-    }
-}
-
-fn written(
-    value: &impl Serialize,
-    output: Output,
-    table: impl FnOnce(bool) -> String,
-) -> Result<String, Failure> {
-    document(value, output, table).map_err(Failure::unanswered)
+) -> Result<(), Unwritable> {
+    let text = match output {
+        Output::Table | Output::Wide => table(output == Output::Wide),
+        Output::Json => serde_json::to_string_pretty(value).map_err(io::Error::from)? + "\n",
+        Output::Yaml => serde_saphyr::to_string(value).map_err(io::Error::other)?,
+    };
+    cli::put(&text)
 }
 
 /// Reads an answer of the API.
@@ -234,8 +193,4 @@ fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
              ask it with a program of its own version"
         ))
     })
-}
-
-fn print(text: &str) -> Result<(), Failure> {
-    Ok(cli::put(text)?)
 }

@@ -4,86 +4,63 @@ use std::process::ExitCode;
 
 use super::{
     connection::{Connection, Failure},
-    paint::{Paint, Tone},
-    print as put, table, watch, written,
+    paint::{Tone, paint},
+    show, table, watch,
 };
 use crate::{
-    cli::Output,
+    cli::{Output, Services},
     status_api::{Endpoint, NoEndpoints, SERVICES_PATH, ServicePort, ServicePortList, Traffic},
 };
 
-/// Which Services are requested.
-pub(super) struct Selected {
-    path: String,
-    /// The text to print if there are none.
-    none: String,
-    /// Whether one Service is requested, all of whose endpoints are of interest.
-    one: bool,
-    /// Whether Services of all namespaces are requested.
-    all: bool,
-}
-
-impl Selected {
-    pub(super) fn new(namespace: Option<&str>, name: Option<&str>) -> Selected {
-        let parts = [Some(SERVICES_PATH), namespace, name];
-        let none = match namespace {
-            Some(namespace) => format!(
-                "no Service is served in namespace {namespace}; one Service is named \
-                 NAMESPACE/NAME, as in default/{namespace}"
-            ),
-            None => "no Service is served".to_owned(),
-        };
-        Selected {
-            none,
-            path: parts.into_iter().flatten().collect::<Vec<_>>().join("/"),
-            one: name.is_some(),
-            all: namespace.is_none(),
-        }
+/// Prints the ServicePorts that are asked for; as a table that is updated when something changes, if
+/// they are watched.
+pub(super) async fn print(asked: &Services) -> Result<ExitCode, Failure> {
+    let connection = Connection::new(&asked.common.socket);
+    let selected = asked.services.as_ref();
+    let namespace = selected.map(|(namespace, _)| &**namespace);
+    let name = selected.and_then(|(_, name)| name.as_deref());
+    let none = match namespace {
+        Some(namespace) => format!(
+            "no Service is served in namespace {namespace}; one Service is named NAMESPACE/NAME, as \
+             in default/{namespace}"
+        ),
+        None => "no Service is served".to_owned(),
+    };
+    let table = |ports: &[ServicePort], wide| match ports {
+        [] => vec![none.clone()],
+        _ => lines(ports, name.is_some(), wide),
+    };
+    let output = asked.common.format.output;
+    if asked.watch {
+        let wide = output == Output::Wide;
+        let now = async || Ok(table(&all(&connection, namespace, name).await?.items, wide));
+        watch::watch(now).await?;
+        return Ok(ExitCode::SUCCESS);
     }
-}
-
-/// Prints the ServicePorts that are `selected`.
-pub(super) async fn print(
-    connection: &Connection<'_>,
-    selected: &Selected,
-    output: Output,
-) -> Result<ExitCode, Failure> {
-    let list = all(connection, selected).await?;
-    let is_missing = list.items.is_empty() && !selected.all;
-    let table = |wide| match is_missing {
+    let list = all(&connection, namespace, name).await?;
+    let is_missing = list.items.is_empty() && namespace.is_some();
+    show(&list, output, |wide| match is_missing {
         true => String::new(),
-        false => lines(selected, &list.items, wide).join("\n") + "\n",
-    };
-    put(&written(&list, output, table)?)?;
+        false => table(&list.items, wide).join("\n") + "\n",
+    })?;
     if is_missing {
-        return Err(Failure::refused(selected.none.clone()));
+        return Err(Failure::refused(none));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Shows them as a table that is updated when something changes.
-pub(super) async fn watch(
-    connection: &Connection<'_>,
-    selected: &Selected,
-    output: Output,
-) -> Result<ExitCode, Failure> {
-    let table = async || {
-        let list = all(connection, selected).await?;
-        Ok(lines(selected, &list.items, output == Output::Wide))
-    };
-    watch::watch(table).await?;
-    Ok(ExitCode::SUCCESS)
-}
-
-/// Returns all pages as one.
+/// Returns the ServicePorts of all namespaces or of one, or only those of the Service of this name;
+/// all pages as one.
 pub(super) async fn all(
     connection: &Connection<'_>,
-    selected: &Selected,
+    namespace: Option<&str>,
+    name: Option<&str>,
 ) -> Result<ServicePortList, Failure> {
-    let mut list: ServicePortList = connection.get(&selected.path).await?;
+    let parts = [Some(SERVICES_PATH), namespace, name].into_iter();
+    let path = parts.flatten().collect::<Vec<_>>().join("/");
+    let mut list: ServicePortList = connection.get(&path).await?;
     while let Some(next) = list.next.take() {
-        let path = format!("{}?continue={next}", selected.path);
-        let page: ServicePortList = connection.get(&path).await?;
+        let page: ServicePortList = connection.get(&format!("{path}?continue={next}")).await?;
         list.items.extend(page.items);
         list.next = page.next;
     }
@@ -105,25 +82,17 @@ const HEAD: [&str; 10] = [
 ];
 
 /// Returns a line for each ServicePort, followed by notes about it, and by a line for
-/// each endpoint that is shown.
-fn lines(selected: &Selected, ports: &[ServicePort], wide: bool) -> Vec<String> {
-    if ports.is_empty() {
-        return vec![selected.none.clone()];
-    }
-    let paint = Paint::of_stdout();
-    let rows: Vec<_> = std::iter::once(HEAD.map(str::to_owned))
-        .chain(ports.iter().map(row))
-        .collect();
-    let mut rows = table::lines(&rows).into_iter();
+/// each endpoint that is shown: `every` one, or those that are not fully used.
+fn lines(ports: &[ServicePort], every: bool, wide: bool) -> Vec<String> {
+    let mut rows = table::headed(HEAD, ports.iter().map(row)).into_iter();
     let mut lines: Vec<String> = rows.next().into_iter().collect();
     for (row, port) in rows.zip(ports) {
         lines.push(row);
         let endpoints = port.endpoints.iter();
-        let each = wide || selected.one;
-        let endpoints = endpoints.filter(|endpoint| each || !is_fully_used(endpoint));
+        let endpoints = endpoints.filter(|one| every || wide || !is_fully_used(one));
         let endpoints = endpoints.map(|endpoint| endpoint_line(endpoint, wide));
         let below = remarks(port, wide).into_iter().chain(endpoints);
-        lines.extend(below.map(|(tone, line)| format!("    {}", paint.paint(tone, &line))));
+        lines.extend(below.map(|(tone, line)| format!("    {}", paint(tone, &line))));
     }
     lines
 }
@@ -292,7 +261,7 @@ mod tests {
             "failing": null, "unsupported": [], "conflicts": [], "traffic": null,
         });
         let port = serde_json::from_value(port).expect("a ServicePort");
-        let lines = lines(&Selected::new(None, None), &[port], false);
+        let lines = lines(&[port], false, false);
         for (line, cell) in [(0, "ENDPOINTS"), (1, "0/0")] {
             let at = lines[line].find(cell).expect(cell);
             assert!(at + cell.len() <= 80, "{lines:#?}");

@@ -1,7 +1,7 @@
 //! Prints the state of the proxy.
 
 use super::{
-    paint::{Paint, Tone},
+    paint::{Tone, paint},
     times::{ago, length},
 };
 use crate::{
@@ -46,21 +46,18 @@ const HEADING: usize = 13;
 const STAYS: &str = "; its last valid version stays in use";
 
 /// Returns the lines, for people; all items of each kind if it is `wide`.
-pub(super) fn table(status: &Status, wide: bool, paint: Paint) -> String {
-    let mut sections = Sections {
-        text: String::new(),
-        paint,
-    };
+pub(super) fn table(status: &Status, wide: bool) -> String {
     let health = match status.healthy {
-        true => paint.paint(Tone::Good, "healthy"),
-        false => paint.paint(Tone::Bad, "not healthy"),
+        true => paint(Tone::Good, "healthy"),
+        false => paint(Tone::Bad, "not healthy"),
     };
     let Status {
         version, node, pid, ..
     } = status;
     let started = ago(&status.started);
-    sections.text =
-        format!("Tripod {version} on node {node} is {health} (process {pid}, started {started})\n");
+    let mut sections = Sections(format!(
+        "Tripod {version} on node {node} is {health} (process {pid}, started {started})\n"
+    ));
     sections.toned("why", Tone::Bad, &status.problems);
     let gave_way = status.gave_way.then(|| GAVE_WAY.to_owned());
     sections.toned("gave way", Tone::Warning, gave_way.as_slice());
@@ -124,25 +121,21 @@ pub(super) fn table(status: &Status, wide: bool, paint: Paint) -> String {
         format!("{port} {protocol}: {}", conflict.why)
     });
     sections.toned("conflicts", Tone::Warning, &conflicts);
-    sections.text
+    sections.0
 }
 
-struct Sections {
-    text: String,
-    paint: Paint,
-}
+struct Sections(String);
 
 impl Sections {
     fn plain(&mut self, heading: &str, lines: Vec<String>) {
         let headings = std::iter::once(heading).chain(std::iter::repeat(""));
         for (heading, line) in headings.zip(lines) {
-            self.text.push_str(&format!("{heading:HEADING$}  {line}\n"));
+            self.0.push_str(&format!("{heading:HEADING$}  {line}\n"));
         }
     }
 
     fn toned(&mut self, heading: &str, tone: Tone, lines: &[String]) {
-        let paint = self.paint;
-        let lines = lines.iter().map(|line| paint.paint(tone, line));
+        let lines = lines.iter().map(|line| paint(tone, line));
         self.plain(heading, lines.collect());
     }
 }

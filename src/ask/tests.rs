@@ -15,7 +15,7 @@ use tokio::{
 
 use super::{ask, connection::Connection};
 use crate::{
-    cli::{Ask, Output, Probe, Question},
+    cli::{self, Ask, Common, Format, Output, Probe},
     status_api::{STATUS_PATH, Status},
 };
 
@@ -39,10 +39,21 @@ fn family(error: &str, total: usize) -> String {
 /// Runs `tripod diff` against a server that answers once, with this status and body. Returns its
 /// exit status.
 async fn exits_with(status: &str, body: &str) -> ExitCode {
-    asked(Question::Diff, status, body).await
+    asked(Ask::Diff, status, body).await
 }
 
-async fn asked(question: Question, status: &str, body: &str) -> ExitCode {
+/// Runs `tripod status` with that probe in the same way.
+async fn probed(probe: Probe, body: &str) -> ExitCode {
+    let question = |common| {
+        Ask::Status(cli::Status {
+            common,
+            probe: Some(probe),
+        })
+    };
+    asked(question, "200 OK", body).await
+}
+
+async fn asked(question: impl FnOnce(Common) -> Ask, status: &str, body: &str) -> ExitCode {
     let socket = socket_path();
     let listener = UnixListener::bind(&socket).unwrap();
     let length = body.len();
@@ -53,12 +64,13 @@ async fn asked(question: Question, status: &str, body: &str) -> ExitCode {
         assert!(stream.read(&mut request).await.unwrap() > 0);
         stream.write_all(answer.as_bytes()).await.unwrap();
     });
-    let asked = Ask {
-        question,
-        output: Output::Json,
+    let code = ask(&question(Common {
+        format: Format {
+            output: Output::Json,
+        },
         socket: socket.clone(),
-    };
-    let code = ask(&asked).await;
+    }))
+    .await;
     serving.await.unwrap();
     std::fs::remove_file(socket).unwrap();
     code
@@ -162,7 +174,7 @@ async fn a_pod_is_ready_when_families_are_in_force_and_lives_while_none_is_overd
     ] {
         for (probe, expected) in [(Probe::Liveness, live), (Probe::Readiness, ready)] {
             let answer = status(last, overdue);
-            let code = asked(Question::Probe(probe), "200 OK", &answer).await;
+            let code = probed(probe, &answer).await;
             assert_eq!(code, ExitCode::from(expected), "{probe:?} {answer}");
         }
     }
@@ -174,12 +186,12 @@ async fn a_pod_is_ready_when_families_are_in_force_and_lives_while_none_is_overd
         status("null", true).replacen(first, &format!("{first}, {field}"), 1)
     };
     let [unserved, empty] = [r#""notServed": "no""#, r#""empty": true"#].map(with);
-    let code = asked(Question::Probe(Probe::Readiness), "200 OK", &empty).await;
+    let code = probed(Probe::Readiness, &empty).await;
     assert_eq!(code, ExitCode::from(1), "{empty}");
-    let code = asked(Question::Probe(Probe::Liveness), "200 OK", &empty).await;
+    let code = probed(Probe::Liveness, &empty).await;
     assert_eq!(code, ExitCode::SUCCESS, "as for /livez: {empty}");
     for answer in [none, both, unserved] {
-        let code = asked(Question::Probe(Probe::Liveness), "200 OK", &answer).await;
+        let code = probed(Probe::Liveness, &answer).await;
         assert_eq!(code, ExitCode::from(1), "nothing is served: {answer}");
     }
 }

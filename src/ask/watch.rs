@@ -22,11 +22,22 @@ const PERIOD: Duration = Duration::from_secs(1);
 pub(super) async fn watch(
     mut lines: impl AsyncFnMut() -> Result<Vec<String>, Failure>,
 ) -> Result<(), Failure> {
-    let mut screen = Screen::of_stdout();
+    let (mut rows, mut before) = (rows_of_stdout(), Vec::new());
     let mut now = lines().await?;
     loop {
+        let last = std::mem::replace(&mut rows, rows_of_stdout());
+        if last != rows {
+            before.clear();
+        }
+        let text = match rows {
+            Some(rows) => {
+                fit(&mut now, rows);
+                redraw(&before, &now)
+            }
+            None => changed(&before, &now),
+        };
+        before = now;
         let mut out = io::stdout();
-        let text = screen.update(now);
         match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
@@ -37,53 +48,11 @@ pub(super) async fn watch(
     }
 }
 
-/// Where the table is shown, and its lines there.
-struct Screen {
-    kind: Kind,
-    shown: Vec<String>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    /// A terminal with that many rows; lines are written in their place.
-    Terminal(usize),
-    /// A pipe or file: changed lines are written again.
-    Stream,
-}
-
-impl Kind {
-    fn of_stdout() -> Kind {
-        match terminal_size() {
-            Some((_, Height(rows))) if io::stdout().is_terminal() => Kind::Terminal(rows.into()),
-            _ => Kind::Stream,
-        }
-    }
-}
-
-impl Screen {
-    fn of_stdout() -> Screen {
-        Screen {
-            kind: Kind::of_stdout(),
-            shown: Vec::new(),
-        }
-    }
-
-    /// Returns the text to write so that the table becomes `lines`.
-    fn update(&mut self, mut lines: Vec<String>) -> String {
-        let kind = Kind::of_stdout();
-        if std::mem::replace(&mut self.kind, kind) != kind {
-            self.shown.clear();
-        }
-        let text = match kind {
-            Kind::Terminal(rows) => {
-                fit(&mut lines, rows);
-                redraw(&self.shown, &lines)
-            }
-            Kind::Stream => changed(&self.shown, &lines),
-        };
-        self.shown = lines;
-        text
-    }
+/// Returns the number of rows of the terminal, where lines are written in their place; `None` for a
+/// pipe or file, where changed lines are written again.
+fn rows_of_stdout() -> Option<usize> {
+    let (_, Height(rows)) = terminal_size()?;
+    io::stdout().is_terminal().then_some(rows.into())
 }
 
 /// Removes the lines for which there is no row; the last row is the cursor's.

@@ -3,54 +3,29 @@
 
 use std::{net::IpAddr, path::PathBuf};
 
-use clap::{ArgMatches, Args, ValueEnum};
+use clap::{ArgMatches, Args, Subcommand, ValueEnum};
 
 use super::Stop;
 use crate::status_api::{Destination, SOCKET};
 
 /// A question to the running proxy.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ask {
-    /// The question itself.
-    pub question: Question,
-    /// How the answer is printed.
-    pub output: Output,
-    /// The unix socket on which the proxy answers.
-    pub socket: PathBuf,
-}
-
-/// The questions to the running proxy.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Question {
-    /// The state of the proxy.
-    Status,
-    /// The same as a probe of its pod checks.
-    Probe(Probe),
-    /// The path of a packet.
+#[derive(Clone, Debug, PartialEq, Eq, Subcommand)]
+pub enum Ask {
+    /// Show health and everything that is not applied
+    #[command(after_long_help = STATUS_HELP)]
+    Status(Status),
+    /// List the Services that the running Tripod serves, and their endpoints
+    #[command(visible_aliases = ["ls", "svc", "list"], after_long_help = SERVICES_HELP)]
+    Services(Services),
+    /// Explain where a packet to a Service goes, and why
+    #[command(
+        after_long_help = EXPLAIN_HELP,
+        override_usage = "tripod explain [OPTIONS] <DESTINATION>"
+    )]
     Explain(Explain),
-    /// Differences between the kernel and the desired state.
-    Diff,
-    /// The ServicePorts that it serves, and their endpoints.
-    Services {
-        /// Only those of this namespace; `None`: of all.
-        namespace: Option<String>,
-        /// Only those of the Service of this name; `None`: of all.
-        name: Option<String>,
-        /// Whether they are shown once, or again on each change.
-        repeat: Repeat,
-    },
-}
-
-/// A question about a packet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Explain {
-    /// Destination of the packet: an address with a port, or a Service.
-    pub to: Destination,
-    /// Sender: an address, `pod`, `node` or `outside`; `None`: `pod`, or `node` where pods are not
-    /// known.
-    pub from: Option<String>,
-    /// Whether the state of the kernel is read.
-    pub kernel: bool,
+    /// Show differences between the kernel and the desired state
+    #[command(after_long_help = DIFF_HELP)]
+    Diff(Common),
 }
 
 /// The probes of the kubelet for a pod.
@@ -60,15 +35,6 @@ pub enum Probe {
     Liveness,
     /// Whether the pod can replace the one before it.
     Readiness,
-}
-
-/// Whether something is shown again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Repeat {
-    /// It is shown once.
-    Never,
-    /// The present state is shown, until the program is ended.
-    OnChange,
 }
 
 /// How an answer is printed.
@@ -124,17 +90,19 @@ ls, svc and list are aliases of this command. Exits with 0; with 1 if there is n
 Service or the namespace has none; and with 2 if the proxy does not answer or the command
 line is wrong. Unknown values are shown as -.";
 
-#[derive(Debug, Args)]
-pub(super) struct StatusFlags {
+/// The settings of `tripod status`.
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct Status {
+    /// How the state is printed, and the running proxy.
     #[command(flatten)]
-    pub(super) common: Common,
+    pub common: Common,
     /// Answer a probe of the kubelet: liveness or readiness
     #[arg(long, value_name = "KIND", hide_possible_values = true)]
     #[arg(
         long_help = "Answer a probe of the kubelet in this pod, liveness or readiness, and print \
                        only why it fails"
     )]
-    pub(super) probe: Option<Probe>,
+    pub probe: Option<Probe>,
 }
 
 pub(super) const EXPLAIN_HELP: &str = "\
@@ -153,12 +121,15 @@ Examples:
       tripod explain 10.96.0.10:53/udp
       tripod explain 192.0.2.10:30080 --from 198.51.100.7";
 
-#[derive(Debug, Args)]
-pub(super) struct ExplainFlags {
+/// A question about a packet.
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct Explain {
+    /// Where it is sent.
     #[command(flatten)]
-    pub(super) to: Destination,
+    pub to: Destination,
+    /// How the answer is printed, and the running proxy.
     #[command(flatten)]
-    pub(super) common: Common,
+    pub common: Common,
     /// Who sends the packet: ADDRESS, pod, node or outside
     #[arg(long, value_name = "SENDER", value_parser = caller)]
     #[arg(
@@ -166,10 +137,10 @@ pub(super) struct ExplainFlags {
                        (node), or any other host (outside). Without it: pod, or node if no cluster \
                        CIDR is known by which pods are distinguished"
     )]
-    pub(super) from: Option<String>,
+    pub from: Option<String>,
     /// Answer from the Services only, without reading the kernel
     #[arg(long)]
-    pub(super) desired_only: bool,
+    pub desired_only: bool,
 }
 
 fn caller(text: &str) -> Result<String, String> {
@@ -187,20 +158,23 @@ changes nothing. Exits with 0 if nothing differs, with 1 if something does, and 
 the proxy does not answer or cannot answer now, the kernel cannot be read, another Tripod
 process serves, or the command line is wrong.";
 
-#[derive(Debug, Args)]
-pub(super) struct ServicesFlags {
+/// Which ServicePorts are listed.
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct Services {
+    /// How they are printed, and the running proxy.
     #[command(flatten)]
-    pub(super) common: Common,
+    pub common: Common,
     /// Continue, and print changes; on a terminal, update the table
     #[arg(long, short)]
-    watch: bool,
+    pub watch: bool,
     /// Show only this namespace, or only this Service
     #[arg(value_name = "NAMESPACE[/NAME]", value_parser = selected)]
-    services: Option<(String, Option<String>)>,
+    pub services: Option<(String, Option<String>)>,
 }
 
-impl ServicesFlags {
-    pub(super) fn question(&self) -> Result<Question, Stop> {
+impl Services {
+    /// Returns these settings, unless parts of them contradict each other.
+    pub(super) fn checked(self) -> Result<Services, Stop> {
         let is_table = matches!(self.common.format.output, Output::Table | Output::Wide);
         if self.watch && !is_table {
             return Err(Stop::refused(
@@ -208,15 +182,7 @@ impl ServicesFlags {
                  and again without --watch",
             ));
         }
-        let (namespace, name) = self.services.clone().unzip();
-        Ok(Question::Services {
-            namespace,
-            name: name.flatten(),
-            repeat: match self.watch {
-                true => Repeat::OnChange,
-                false => Repeat::Never,
-            },
-        })
+        Ok(self)
     }
 }
 

@@ -2,18 +2,12 @@
 
 use clap::Args;
 
-/// The extent of a cleanup.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cleanup {
-    /// Everything that Tripod and kube-proxy ever install.
-    Everything,
-    /// Only objects that Tripod alone installs. A kube-proxy takes over the rest, or removes it
-    /// when it starts in another mode (`platformCleanup` of its `cmd/kube-proxy/app`).
-    OnlyOfTripod,
-}
-
-#[derive(Debug, Args)]
-pub(super) struct Flags {
+/// The extent of a cleanup: everything that Tripod and kube-proxy ever install, or only objects that
+/// Tripod alone installs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Args)]
+pub struct Cleanup {
+    // A kube-proxy takes these objects over, or removes them when it starts in another mode
+    // (`platformCleanup` of its `cmd/kube-proxy/app`).
     /// Keep what kube-proxy uses or removes by itself
     #[arg(long)]
     #[arg(
@@ -21,5 +15,5 @@ pub(super) struct Flags {
                        not know: the table of nftables mode, and the rules and routes of userspace \
                        mode"
     )]
-    pub(super) keep_kube_proxy: bool,
+    pub keep_kube_proxy: bool,
 }

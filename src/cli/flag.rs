@@ -22,7 +22,7 @@ pub(super) struct Flag {
     pub(super) field: Field,
     /// The value that counts if it is not given; empty: its default.
     pub(super) not_given: &'static str,
-    /// Whether it has an effect even if there is a configuration file.
+    /// Whether it has an effect even if there is a configuration file; so do all of some headings.
     pub(super) beside_file: bool,
     /// Whether it is not in the help.
     pub(super) hidden: bool,

@@ -25,6 +25,7 @@ mod used_flags;
 
 use std::{
     ffi::OsString,
+    fmt::Display,
     fs,
     io::{self, Write},
     path::Path,
@@ -32,20 +33,20 @@ use std::{
 };
 
 use clap::{Command, FromArgMatches, Subcommand, parser::ValueSource};
-use commands::Commands;
 use options::CommandLine;
 
 pub use self::{
-    ask::{Ask, Common, Explain, Format, Output, Probe, Question, Repeat, chosen as output},
+    ask::{Ask, Common, Explain, Format, Output, Probe, Services, Status, chosen as output},
     check::Check,
     cleanup::Cleanup,
+    commands::Job,
     ends::Ends,
     hold::Hold,
-    migrate::{Machine, Migrate, Origin},
+    migrate::Migrate,
     options::{Options, Own, Periods, Version},
-    put::{Unwritable, fail, put},
-    settings::{Job, Settings},
-    test::{Cluster, FolderTest, Place, Test, TestServer},
+    put::{Unwritable, exit_status, fail, put},
+    settings::Settings,
+    test::{Cluster, Test, TestServer},
     trace::Trace,
 };
 
@@ -94,7 +95,7 @@ pub enum Stop {
 }
 
 impl Stop {
-    fn refused(why: &str) -> Stop {
+    fn refused(why: impl Display) -> Stop {
         Stop::Refusal(format!("error: {why}"))
     }
 
@@ -153,7 +154,7 @@ pub fn command() -> Command {
         .about(ABOUT)
         .args_conflicts_with_subcommands(true)
         .override_usage(USAGE);
-    let command = Commands::augment_subcommands(command).mut_subcommands(used_flags::added);
+    let command = Job::augment_subcommands(command).mut_subcommands(used_flags::added);
     let all = format!("{}\n\n{AFTER_HELP}", help::VALUES);
     help::with_flags(with_flags(command).after_long_help(all))
 }
@@ -192,11 +193,11 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, S
     let matches = matches.map_err(|error| stopped(error, &arguments))?;
     let mut job = None;
     if matches.subcommand().is_some() {
-        let command = Commands::from_arg_matches(&matches);
-        job = Some(command.map_err(|error| Stop::from(&error))?.job()?);
+        let given = Job::from_arg_matches(&matches);
+        job = Some(given.map_err(|error| Stop::from(&error))?.checked()?);
     }
     let matches = match (&job, matches.subcommand()) {
-        (Some(Job::Cleanup(_) | Job::Probe(_) | Job::Render(_)), Some((_, matches))) => matches,
+        (Some(Job::Cleanup(_) | Job::Probe(_) | Job::Render), Some((_, matches))) => matches,
         (Some(_), _) => {
             return Ok(CommandLine {
                 options: Options::default(),
@@ -215,16 +216,11 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, S
         let values = matches.get_many::<String>(flag.name);
         for value in values.clone().into_iter().flatten() {
             flag.set(&mut options, value).map_err(|why| {
-                Stop::Refusal(format!(
-                    "error: invalid value '{value}' for '--{}': {why}",
-                    flag.name
-                ))
+                let name = flag.name;
+                Stop::refused(format!("invalid value '{value}' for '--{name}': {why}"))
             })?;
         }
         given.push((flag.name, flag.joined(values.into_iter().flatten())));
-    }
-    if let Some(Job::Render(folder)) = &mut job {
-        *folder = options.own.manifests.clone().unwrap_or_default();
     }
     Ok(CommandLine {
         options,

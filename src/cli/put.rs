@@ -14,6 +14,12 @@ use std::{
 )]
 pub struct Unwritable(#[from] io::Error);
 
+impl From<Unwritable> for String {
+    fn from(error: Unwritable) -> String {
+        error.to_string()
+    }
+}
+
 /// Writes `text` to standard output. A reader that closes its end early, as `head` does, has
 /// got what it wants; that is no error.
 ///
@@ -28,6 +34,14 @@ pub fn fail(why: &impl Display, status: u8) -> ExitCode {
     // The reader may have closed its end.
     let _ = writeln!(io::stderr(), "error: {why}");
     ExitCode::from(status)
+}
+
+/// Returns the exit status: 0, or 1 unless it `is_good`.
+pub fn exit_status(is_good: bool) -> ExitCode {
+    match is_good {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    }
 }
 
 fn put_to(out: &mut impl Write, text: &str) -> Result<(), Unwritable> {

@@ -5,10 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{
-    Ask, Check, Cleanup, Hold, Migrate, Output, Own, Stop, Test, TestServer, Trace, Version, flags,
-    options::CommandLine,
-};
+use super::{Cleanup, Job, Own, Stop, Version, flags, options::CommandLine};
 use crate::config::{self, Checked, ConfigFile, Effective, KubeProxyConfiguration, Problem, bind};
 
 /// Everything that the user requests.
@@ -31,39 +28,6 @@ pub struct Settings {
     pub warnings: Vec<String>,
     /// Every flag with its value or its default, by name, for `/flagz`.
     pub flags: Vec<(&'static str, String)>,
-}
-
-/// The job of the process, by subcommand or flag.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Job {
-    /// Serve until a signal ends the process.
-    Serve,
-    /// Do what needs full privileges (conntrack settings, kernel modules),
-    /// and exit.
-    Init,
-    /// Remove everything that was ever installed, or some of it, and exit.
-    Cleanup(Cleanup),
-    /// Print which modes can run here, and exit.
-    Probe(Output),
-    /// Print the rules and other objects that the mode would put into the kernel for the objects in
-    /// this folder of manifests, and exit.
-    Render(PathBuf),
-    /// Print what the running proxy answers, and exit.
-    Ask(Ask),
-    /// Follow packets through the rules of this node.
-    Trace(Trace),
-    /// Print the differences from kube-proxy, and exit.
-    Migrate(Migrate),
-    /// Check this node, and exit.
-    Check(Check),
-    /// Check the promises of the mode, and exit.
-    Test(Test),
-    /// Answer calls of `tripod test`, in a pod that it made.
-    TestServer(TestServer),
-    /// Keep sockets of proxies while none runs.
-    Hold(Hold),
-    /// Write [`Settings::configuration`] to this file, and exit.
-    WriteConfig(PathBuf),
 }
 
 /// Applies the configuration file and the flags, and checks the result.
@@ -90,9 +54,8 @@ pub(super) fn settle(
         path => {
             let file = ConfigFile {
                 path: PathBuf::from(path),
-                text: read_file(Path::new(path)).map_err(|e| {
-                    Stop::Refusal(format!("error: cannot read --config {path}: {e}"))
-                })?,
+                text: read_file(Path::new(path))
+                    .map_err(|e| Stop::refused(format!("cannot read --config {path}: {e}")))?,
             };
             from_file(&mut line, &file, &mut problems, &mut warnings)?;
             Some(file)
@@ -115,14 +78,14 @@ pub(super) fn settle(
     } = checked;
     warnings.extend(more);
     let without = match (options.cleanup, options.init_only) {
-        (true, _) => Job::Cleanup(Cleanup::Everything),
+        (true, _) => Job::Cleanup(Cleanup::default()),
         (false, true) => Job::Init,
         (false, false) => Job::Serve,
     };
     let job = line.job.unwrap_or(without);
-    if job == Job::Render(PathBuf::new()) {
-        let why = "error: tripod render needs objects: add --manifests PATH, a folder or a file";
-        return Err(Stop::Refusal(why.to_owned()));
+    if job == Job::Render && options.own.manifests.is_none() {
+        let why = "tripod render needs objects: add --manifests PATH, a folder or a file";
+        return Err(Stop::refused(why));
     }
     if job == Job::Serve {
         secure_metrics(&options.own, &mut warnings)?;
@@ -146,7 +109,7 @@ pub(super) fn settle(
 
 /// Checks the flags that belong to `--metrics-secure-bind-address`.
 fn secure_metrics(own: &Own, warnings: &mut Vec<String>) -> Result<(), Stop> {
-    let refused = |why: &str| Err(Stop::Refusal(format!("error: {why}")));
+    let refused = |why: &str| Err(Stop::refused(why));
     match (&own.tls_cert_file, &own.tls_private_key_file) {
         (Some(_), None) => return refused("--tls-cert-file also needs --tls-private-key-file"),
         (None, Some(_)) => return refused("--tls-private-key-file also needs --tls-cert-file"),
@@ -210,12 +173,13 @@ fn from_file(
 ) -> Result<(), Stop> {
     let path = file.path.display();
     let decoded = config::decode::decode(&file.text)
-        .map_err(|why| Stop::Refusal(format!("error: --config {path} cannot be used: {why}")))?;
+        .map_err(|why| Stop::refused(format!("--config {path} cannot be used: {why}")))?;
     let more = decoded.warnings.into_iter();
     warnings.extend(more.map(|warning| format!("--config {path}: {warning}")));
-    let ignored: Vec<String> = flags::all()
-        .filter(|flag| !flag.beside_file && line.has(flag.name))
-        .map(|flag| format!("--{}", flag.name))
+    let ignored = flags::with_headings().filter(|flag| !flags::is_beside_file(flag));
+    let ignored = ignored.filter(|(_, flag)| line.has(flag.name));
+    let ignored: Vec<String> = ignored
+        .map(|(_, flag)| format!("--{}", flag.name))
         .collect();
     if !ignored.is_empty() {
         warnings.push(format!(

@@ -5,39 +5,8 @@ use std::{path::PathBuf, time::Duration};
 use clap::Args;
 use ipnet::IpNet;
 
-use super::{Output, ask::Common};
+use super::ask::Common;
 use crate::{config::ModeName, duration};
-
-/// The settings of `tripod test`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Test {
-    /// Whose Services are called, and in which mode.
-    pub place: Place,
-    /// How the report is printed.
-    pub output: Output,
-    /// The unix socket on which the Tripod of this node answers.
-    pub socket: PathBuf,
-}
-
-/// Where a test takes place.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// In network namespaces of its own, with the Services of a folder of manifests.
-    Manifests(FolderTest),
-    /// On this node of a cluster, with the Tripod that runs here.
-    Cluster(Cluster),
-}
-
-/// A folder of manifests that is tried.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FolderTest {
-    /// The folder of manifests, read like `--manifests` of the proxy.
-    pub folder: PathBuf,
-    /// The mode; `None`: the best that this kernel can run.
-    pub mode: Option<ModeName>,
-    /// Name of the node to test; `None`: this machine's, or one that the manifests name.
-    pub node: Option<String>,
-}
 
 /// How a live cluster is tried. Flags about created objects mean nothing where none are created.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
@@ -117,11 +86,12 @@ Examples:
   Call a Service of the cluster from this node:
       tripod test --service default/web";
 
-#[derive(Debug, Args)]
-pub(super) struct Flags {
+/// The settings of `tripod test`.
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct Test {
     /// Test a folder or file of manifests, without a cluster
     #[arg(long, value_name = "PATH")]
-    manifests: Option<PathBuf>,
+    pub manifests: Option<PathBuf>,
     /// The mode to test; without it, the best that can run here
     #[arg(
         long,
@@ -133,7 +103,7 @@ pub(super) struct Flags {
         long_help = "The mode to test: ipvs, nftables, iptables or userspace; without it, the \
                        best that this kernel can run"
     )]
-    proxy_mode: Option<ModeName>,
+    pub proxy_mode: Option<ModeName>,
     /// Node to act as; without it, this machine or the first node
     #[arg(long, value_name = "NAME", requires = "manifests")]
     #[arg(
@@ -141,28 +111,13 @@ pub(super) struct Flags {
                        on others; without it, this machine's name if the manifests have such a \
                        node, otherwise their first node"
     )]
-    hostname_override: Option<String>,
+    pub hostname_override: Option<String>,
+    /// How the Tripod of this node is tested, without manifests.
     #[command(flatten)]
-    cluster: Cluster,
+    pub cluster: Cluster,
+    /// How the report is printed, and the Tripod of this node.
     #[command(flatten)]
-    common: Common,
-}
-
-impl From<Flags> for Test {
-    fn from(flags: Flags) -> Test {
-        Test {
-            place: match flags.manifests {
-                Some(folder) => Place::Manifests(FolderTest {
-                    folder,
-                    mode: flags.proxy_mode,
-                    node: flags.hostname_override,
-                }),
-                None => Place::Cluster(flags.cluster),
-            },
-            output: flags.common.format.output,
-            socket: flags.common.socket,
-        }
-    }
+    pub common: Common,
 }
 
 /// Networks that no host is in (RFC 5737, RFC 3849).

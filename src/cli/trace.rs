@@ -62,7 +62,7 @@ impl Trace {
         };
         let ip = to.ip();
         if ip.is_unspecified() {
-            return Err(Stop::refused(&format!(
+            return Err(Stop::refused(format!(
                 "no packet has the destination {to}: the kernel sends to the caller's own host, as \
                  to {}, what a program sends to {ip}",
                 Family::of(&ip).localhost()

@@ -10,7 +10,7 @@ use net::{Family, Frontend, Protocol};
 
 use super::evidence::Target;
 use crate::services::{
-    Changes, ExternalAddresses, ServiceMap, ServiceName, ServicePort, ServicePortName,
+    CalledAt, Changes, ExternalAddresses, ServiceMap, ServiceName, ServicePort, ServicePortName,
 };
 
 /// The endpoints of the ServicePorts that request ejection.
@@ -19,8 +19,6 @@ pub struct Watched {
     ports: HashMap<ServicePortName, WatchedPort>,
     /// The ServicePorts of each endpoint.
     endpoints: HashMap<SocketAddr, HashSet<ServicePortName>>,
-    /// The addresses at which clients call these ServicePorts.
-    frontends: HashMap<Frontend, ServicePortName>,
     /// The addresses at which the kernel also translates packets of this process.
     translated: ExternalAddresses,
     /// Endpoints that get no new connections any more, until they are taken.
@@ -31,10 +29,7 @@ pub struct Watched {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct WatchedPort {
     all: Box<[SocketAddr]>,
-    /// The addresses at which clients call it.
-    frontends: Box<[Frontend]>,
-    /// The addresses of the node at which its node port belongs to another ServicePort.
-    not_at: Box<[IpAddr]>,
+    at: CalledAt,
     /// Those that get no new connections, because they are ejected and others are left.
     ejected: HashSet<SocketAddr>,
 }
@@ -63,12 +58,6 @@ impl Watched {
         self.newly_ejected
             .extend(new.ejected.difference(&old.ejected));
         let old = self.ports.remove(name).unwrap_or_default();
-        for frontend in &old.frontends {
-            // Another ServicePort may have it by now.
-            if self.frontends.get(frontend) == Some(name) {
-                self.frontends.remove(frontend);
-            }
-        }
         for endpoint in old.all {
             if let Some(names) = self.endpoints.get_mut(&endpoint) {
                 names.remove(name);
@@ -82,9 +71,6 @@ impl Watched {
             names.insert(name.clone());
         }
         if !new.all.is_empty() {
-            let frontends = new.frontends.iter();
-            self.frontends
-                .extend(frontends.map(|frontend| (*frontend, name.clone())));
             self.ports.insert(name.clone(), new);
         }
         true
@@ -114,19 +100,12 @@ impl Watched {
         endpoint: &SocketAddr,
         own: &HashSet<IpAddr>,
     ) -> Option<&ServiceName> {
-        let names = self.endpoints.get(endpoint)?;
-        let (ip, port) = (called.ip(), called.port());
-        let service = Frontend::service(Protocol::Tcp, ip, port);
-        let node_port = Frontend::node_port(Protocol::Tcp, Family::of(&ip), port);
-        let name = self.frontends.get(&service).or_else(|| {
-            let name = self
-                .frontends
-                .get(&node_port)
-                .filter(|_| own.contains(&ip))?;
-            let of = self.ports.get(name)?;
-            (!of.not_at.contains(&ip)).then_some(name)
-        })?;
-        names.contains(name).then_some(&name.service)
+        let mut names = self.endpoints.get(endpoint)?.iter();
+        let is_called = |name: &&ServicePortName| {
+            let port = self.ports.get(*name);
+            port.is_some_and(|port| port.at.has(called, own))
+        };
+        names.find(is_called).map(|name| &name.service)
     }
 
     /// Returns whether packets of this process to `endpoint` are translated, so that they do not
@@ -151,9 +130,8 @@ impl WatchedPort {
                 .iter()
                 .map(|endpoint| endpoint.address)
                 .collect(),
-            frontends: port.frontends().collect(),
+            at: CalledAt::of(port),
             ejected: endpoints.ejected().collect(),
-            not_at: port.node_port_excluded().collect(),
         }
     }
 }
@@ -219,7 +197,7 @@ mod tests {
         let silent = port("web:http", &both, false);
         assert_eq!(sync(vec![silent, other()], None), (true, [true, false]));
         assert_eq!(sync(vec![], Some("other:http")), (true, [false, false]));
-        assert!(watched.is_empty() && watched.ports.is_empty() && watched.frontends.is_empty());
+        assert!(watched.is_empty() && watched.ports.is_empty());
     }
 
     #[test]

@@ -35,29 +35,16 @@ pub fn differences(
     chosen: Option<&Chosen>,
     dropping: Option<&[String]>,
 ) -> Vec<Row> {
-    let mut all: Vec<Row> = Vec::new();
-    let mut add = |mode: ModeName, rows: Rows| {
-        for row in rows.into_rows() {
-            match all.iter_mut().find(|known| known.is_about_the_same(&row)) {
-                Some(known) => known.modes.push(mode.to_string()),
-                None => all.push(Row {
-                    modes: vec![mode.to_string()],
-                    ..row
-                }),
-            }
-        }
-    };
+    let mut rows = Rows::default();
     for mode in ModeName::ALL {
-        let mut rows = Rows::default();
+        rows.mode = mode.to_string();
         modes::chosen(given, mode, chosen, &mut rows);
-        add(mode, rows);
     }
     for mode in ModeName::ALL {
-        let mut rows = Rows::default();
+        rows.mode = mode.to_string();
         settings::rows(given, mode, &mut rows);
         modes::rows(given.kube_proxy_mode(), mode, &mut rows);
         input::rows(given.kube_proxy_mode(), mode, dropping, &mut rows);
-        add(mode, rows);
     }
-    all
+    rows.all
 }

@@ -13,8 +13,9 @@ use nix::unistd::geteuid;
 use serde::Deserialize;
 
 use crate::{
-    cli::{self, Origin, Settings, Stop},
+    cli::{self, Settings, Stop},
     config::{ModeName, decode},
+    listing::all_of,
 };
 
 /// The name of the program and of its ConfigMap.
@@ -66,31 +67,31 @@ impl Given {
     }
 }
 
-/// Reads the configuration.
+/// Reads the configuration from the file `config`, a configuration or a manifest with the ConfigMap
+/// that holds one, or from standard input (`-`); without it, that of the process `pid`, or of the one
+/// that runs in this network namespace.
 ///
 /// # Errors
 /// When there is none, it cannot be read, or Tripod refuses it; the error is readable.
-pub fn read(origin: &Origin) -> Result<Given, String> {
-    match origin {
-        Origin::Running => of_process(Path::new("/proc"), running(Path::new("/proc"))?),
-        Origin::Process(pid) => {
-            let proc = Path::new("/proc");
-            if is_tripod(proc, &pid.to_string()) {
-                return Err(not_kube_proxy(&[*pid]));
-            }
-            of_process(proc, *pid)
-        }
-        Origin::File(path) => {
-            let read = fs::read_to_string(path);
-            let text = read.map_err(|e| format!("cannot read {}: {e}", path.display()))?;
-            of_text(&text, path.display().to_string())
-        }
-        Origin::Input => {
+pub fn read(config: Option<&str>, pid: Option<u32>) -> Result<Given, String> {
+    let proc = Path::new("/proc");
+    match (config, pid) {
+        (Some("-"), _) => {
             let mut text = String::new();
             let read = io::stdin().read_to_string(&mut text);
             read.map_err(|e| format!("cannot read standard input: {e}"))?;
             of_text(&text, "standard input".to_owned())
         }
+        (Some(path), _) => {
+            let read = fs::read_to_string(path);
+            of_text(
+                &read.map_err(|e| format!("cannot read {path}: {e}"))?,
+                path.to_owned(),
+            )
+        }
+        (None, Some(pid)) if is_tripod(proc, &pid.to_string()) => Err(not_kube_proxy(&[pid])),
+        (None, Some(pid)) => of_process(proc, pid),
+        (None, None) => of_process(proc, running(proc)?),
     }
 }
 
@@ -136,17 +137,12 @@ fn running(proc: &Path) -> Result<u32, String> {
                 .to_owned(),
         ),
         several => {
-            let pids = listed_pids(several);
+            let pids = all_of(several);
             Err(format!(
                 "several processes are called kube-proxy: choose one with --pid: {pids}"
             ))
         }
     }
-}
-
-fn listed_pids(pids: &[u32]) -> String {
-    let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
-    pids.join(", ")
 }
 
 /// Returns whether a process belongs to root or to this user, who also started it: if a program
@@ -178,7 +174,7 @@ fn is_tripod(proc: &Path, process: &str) -> bool {
 
 /// Explains why processes of Tripod are not read.
 fn not_kube_proxy(pids: &[u32]) -> String {
-    let pids = listed_pids(pids);
+    let pids = all_of(pids);
     format!(
         "the proxy that runs here is Tripod (process {pids}), not kube-proxy: give kube-proxy's \
          ConfigMap with --config, as in kubectl -n kube-system get configmap kube-proxy -o yaml | \

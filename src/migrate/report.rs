@@ -32,37 +32,36 @@ pub struct Row {
     pub modes: Vec<String>,
 }
 
-impl Row {
-    /// Returns whether both say the same, apart from their modes.
-    pub(super) fn is_about_the_same(&self, other: &Row) -> bool {
-        let words = |row: &Row| {
-            let Row {
-                setting,
-                kube_proxy,
-                tripod,
-                to_do,
-                ..
-            } = row;
-            [setting, kube_proxy, tripod, to_do].map(String::clone)
-        };
-        self.importance == other.importance && words(self) == words(other)
-    }
-}
-
-/// The rows of one mode, while they are collected.
+/// The rows of all modes, while they are collected.
 #[derive(Debug, Default)]
-pub(super) struct Rows(Vec<Row>);
+pub(super) struct Rows {
+    pub(super) all: Vec<Row>,
+    /// The mode to which further rows apply.
+    pub(super) mode: String,
+}
 
 impl Rows {
     fn add(&mut self, importance: Importance, [setting, kube_proxy, tripod, to_do]: [&str; 4]) {
-        self.0.push(Row {
+        let new = Row {
             setting: setting.to_owned(),
             importance,
             kube_proxy: kube_proxy.to_owned(),
             tripod: tripod.to_owned(),
             to_do: to_do.to_owned(),
-            modes: Vec::new(),
-        });
+            modes: vec![self.mode.clone()],
+        };
+        let is_known = |row: &&mut Row| {
+            let modes = row.modes.clone();
+            **row
+                == Row {
+                    modes,
+                    ..new.clone()
+                }
+        };
+        match self.all.iter_mut().find(is_known) {
+            Some(known) => known.modes.extend(new.modes),
+            None => self.all.push(new),
+        }
     }
 
     /// Adds a row: the setting, the behaviour of kube-proxy and of Tripod, and the remedy.
@@ -73,11 +72,6 @@ impl Rows {
     /// Adds a row that is only for information.
     pub(super) fn note(&mut self, row: [&str; 4]) {
         self.add(Importance::Note, row);
-    }
-
-    /// Returns the rows, without modes.
-    pub(super) fn into_rows(self) -> Vec<Row> {
-        self.0
     }
 }
 

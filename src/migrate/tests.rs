@@ -8,14 +8,13 @@ use std::{
 };
 
 use super::*;
-use crate::cli::Origin;
 
 /// Reads ConfigMaps and configuration files like those of real clusters.
 fn sample(name: &str) -> Given {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/migrate");
     let path = folder.join(name);
     assert!(fs::exists(&path).unwrap_or(false), "{}", path.display());
-    origin::read(&Origin::File(path)).unwrap_or_else(|why| panic!("{name}: {why}"))
+    origin::read(path.to_str(), None).unwrap_or_else(|why| panic!("{name}: {why}"))
 }
 
 fn configured(text: &str) -> Given {
@@ -25,7 +24,7 @@ fn configured(text: &str) -> Given {
     let name = format!("tripod-configuration-{}-{number}", std::process::id());
     let path = std::env::temp_dir().join(name);
     fs::write(&path, format!("{head}{text}\n")).expect("a temporary file");
-    let given = origin::read(&Origin::File(path.clone())).expect(text);
+    let given = origin::read(path.to_str(), None).expect(text);
     fs::remove_file(path).expect("it was written");
     given
 }

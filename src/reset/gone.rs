@@ -7,10 +7,10 @@ use std::{
 };
 
 use hashbrown::{HashMap, HashSet};
-use net::{Family, Frontend, Protocol};
+use net::Family;
 use netlink::conntrack::flows::Flow;
 
-use crate::services::{Changes, ServiceMap, ServicePort, ServicePortName};
+use crate::services::{CalledAt, Changes, ServiceMap, ServicePort, ServicePortName};
 
 /// The ServicePorts that request resets, and their endpoints that went.
 #[derive(Debug, Default)]
@@ -25,25 +25,17 @@ pub struct Followed {
 /// A ServicePort that requests resets.
 #[derive(Debug, PartialEq, Eq)]
 struct Port {
-    at: Called,
+    at: CalledAt,
     endpoints: HashSet<SocketAddr>,
     addresses: HashSet<IpAddr>,
     /// Those that get no new connections because they do not answer.
     ejected: HashSet<SocketAddr>,
 }
 
-/// Where clients call a ServicePort.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Called {
-    frontends: HashSet<Frontend>,
-    /// The node's addresses at which its node port is another's.
-    not_at: HashSet<IpAddr>,
-}
-
 /// Endpoints of a ServicePort that cannot answer any more.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gone {
-    at: Called,
+    at: CalledAt,
     pub endpoints: HashSet<SocketAddr>,
 }
 
@@ -140,10 +132,7 @@ impl Port {
     fn of(port: &ServicePort) -> Port {
         let endpoints = &port.endpoints;
         Port {
-            at: Called {
-                frontends: port.frontends().collect(),
-                not_at: port.node_port_excluded().collect(),
-            },
+            at: CalledAt::of(port),
             endpoints: endpoints.all.iter().map(|one| one.address).collect(),
             addresses: endpoints.all.iter().map(|one| one.address.ip()).collect(),
             ejected: endpoints.ejected().collect(),
@@ -161,14 +150,14 @@ impl Port {
 #[derive(Debug)]
 pub struct Lost<'a> {
     /// For each endpoint, where the connections were made that it does not answer any more.
-    endpoints: HashMap<SocketAddr, Vec<&'a Called>>,
+    endpoints: HashMap<SocketAddr, Vec<&'a CalledAt>>,
     node: HashSet<IpAddr>,
 }
 
 impl<'a> Lost<'a> {
     /// Returns the endpoints of all ServicePorts together.
     pub fn new(gone: &'a HashMap<ServicePortName, Gone>, node: HashSet<IpAddr>) -> Lost<'a> {
-        let mut endpoints = HashMap::<SocketAddr, Vec<&Called>>::new();
+        let mut endpoints = HashMap::<SocketAddr, Vec<&CalledAt>>::new();
         for gone in gone.values() {
             for endpoint in &gone.endpoints {
                 endpoints.entry(*endpoint).or_default().push(&gone.at);
@@ -180,23 +169,11 @@ impl<'a> Lost<'a> {
     /// Returns whether `flow` is an established connection to one of them, through its Service.
     pub fn has(&self, flow: &Flow) -> bool {
         let (called, endpoint) = (flow.original.destination, flow.reply.source);
-        let through = |at: &&Called| at.has(called, &self.node);
+        let through = |at: &&CalledAt| at.has(called, &self.node);
         let services = self.endpoints.get(&endpoint);
         called != endpoint
             && flow.state.is_established()
             && services.is_some_and(|services| services.iter().any(through))
-    }
-}
-
-impl Called {
-    /// Returns whether a client that called `to` called the ServicePort. Its node port is on
-    /// addresses of the `node` alone.
-    fn has(&self, to: SocketAddr, node: &HashSet<IpAddr>) -> bool {
-        let (ip, port) = (to.ip(), to.port());
-        let service = Frontend::service(Protocol::Tcp, ip, port);
-        let node_port = Frontend::node_port(Protocol::Tcp, Family::of(&ip), port);
-        let is_nodes = node.contains(&ip) && !self.not_at.contains(&ip);
-        self.frontends.contains(&service) || is_nodes && self.frontends.contains(&node_port)
     }
 }
 

@@ -11,6 +11,7 @@ use ipnet::IpNet;
 mod absence;
 mod address_limit;
 mod assemble;
+mod called_at;
 mod changes;
 mod deadlines;
 mod endpoint;
@@ -43,6 +44,7 @@ pub mod wire;
 pub(crate) mod service_ports;
 
 pub use absence::{Absence, Missing};
+pub use called_at::CalledAt;
 pub use changes::{Changes, Former, MOST_WAITING, Stale};
 pub use endpoint::{Endpoint, Endpoints, NotUsed, Reach, endpoint_words};
 pub use extensions::{

@@ -6,8 +6,9 @@
 
 use std::{
     borrow::Cow,
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     future::pending,
+    mem,
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -19,6 +20,7 @@ use crate::{
     kernel::probe::Kernel,
     modes::{
         Asked, Compared, Explanation, Mode, Outcomes, Packet, Reason, SyncError, SyncReport,
+        Unsupported,
         cleanup::Captures,
         userspace::{
             Capture, Counters, Loads, Options, Userspace,
@@ -68,14 +70,14 @@ pub(super) struct Chosen {
     mode: Option<Userspace>,
     /// The ServicePorts of the second mode.
     all: Relayed,
-    /// Those of them that the mode of the kernel does not have.
+    /// Those of them that the mode of the kernel does not have. The second mode lets go of the others
+    /// when that one serves them.
     relayed: Relayed,
-    /// ServicePorts that choose it and stay with the mode of the kernel.
-    kept: BTreeSet<ServicePortName>,
+    /// ServicePorts that choose it and stay with the mode of the kernel, each with the reason, if it was
+    /// not reported yet.
+    kept: PerFamily<BTreeMap<ServicePortName, Unsupported>>,
     /// Changes of ServicePorts to or from this mode that the mode of the kernel has not applied.
     owed: PerFamily<Changes>,
-    /// ServicePorts that the second mode has, and lets go after the next sync of the other one.
-    leaving: BTreeSet<ServicePortName>,
     /// The reports of syncs that the mode of the kernel has not reported yet.
     reports: PerFamily<SyncReport>,
     /// Whether the mode of the kernel has served since this process started. Before, an earlier
@@ -100,9 +102,8 @@ impl Chosen {
             mode: None,
             all: Relayed::default(),
             relayed: Relayed::default(),
-            kept: BTreeSet::new(),
+            kept: PerFamily::default(),
             owed: PerFamily::default(),
-            leaving: BTreeSet::new(),
             reports: PerFamily::default(),
             is_served: PerFamily::default(),
             is_behind: PerFamily::default(),
@@ -122,27 +123,6 @@ impl Chosen {
         self.mode.is_some()
     }
 
-    /// Lists the ServicePorts to compare that choose this mode, or did.
-    fn due(&self, map: &ServiceMap, asked: Asked<'_>) -> Vec<ServicePortName> {
-        let mut due = Vec::new();
-        for (family, changes) in asked {
-            let Some(changes) = changes else { continue };
-            let of_family = |name: &&ServicePortName| name.family == family;
-            let concerned = |name: &&ServicePortName| {
-                self.relayed.contains(*name) || self.kept.contains(*name) || chooses(map, name)
-            };
-            let changed = changes.ports.iter().filter(of_family).filter(concerned);
-            due.extend(changed.cloned());
-            if changes.full {
-                let choosing = map.of_family(family).filter(|port| port.is_relayed());
-                due.extend(choosing.map(|port| port.name.clone()));
-                due.extend(self.relayed.iter().filter(of_family).cloned());
-                due.extend(self.kept.iter().filter(of_family).cloned());
-            }
-        }
-        due
-    }
-
     /// Divides the ServicePorts to compare into those that become or stay relayed, and those that do
     /// not; reports which of the latter ask for it.
     fn divide(
@@ -151,14 +131,15 @@ impl Chosen {
         asked: Asked<'_>,
     ) -> (Vec<ServicePortName>, Vec<ServicePortName>) {
         let (mut wanted, mut unwanted) = (Vec::new(), Vec::new());
-        for name in self.due(map, asked) {
-            let port = map.get(&name).filter(|port| port.is_relayed());
-            match port.map(|port| self.why_kept(port)) {
-                Some(None) => wanted.push(name),
-                Some(Some(why)) => self.keep(map, name, why),
-                None => {
-                    self.kept.remove(&name);
-                    unwanted.push(name);
+        for (family, changes) in asked {
+            let Some(changes) = changes else { continue };
+            let known = self.relayed.iter();
+            for name in changes.concerned(family, map, known, ServicePort::is_relayed) {
+                let port = map.get(&name).filter(|port| port.is_relayed());
+                match port.map(|port| self.why_kept(port)) {
+                    Some(None) => wanted.push(name),
+                    Some(Some(why)) => self.keep(map, name, why),
+                    None => unwanted.push(name),
                 }
             }
         }
@@ -252,7 +233,6 @@ impl Chosen {
         let mut failed = self.sync(map, asked, &wanted).await;
         failed.retain(|name, _| chooses(map, name));
         for name in wanted.iter().filter(|name| !failed.contains_key(*name)) {
-            self.kept.remove(name);
             self.set(map, name, true);
         }
         for name in &unwanted {
@@ -299,29 +279,22 @@ impl Chosen {
     fn keep(&mut self, map: &ServiceMap, name: ServicePortName, why: &str) {
         let why = format!("the mode of the node serves it, because {why}");
         let reason = Reason::new(Preferences::MODE, why).at(&name);
-        let unsupported = &mut self.reports.get_mut(name.family).unsupported;
-        unsupported.retain(|earlier| earlier.port != name);
-        unsupported.push(reason);
         self.set(map, &name, false);
-        self.kept.insert(name);
+        self.kept.get_mut(name.family).insert(name, reason);
     }
 
     /// Has the mode of the kernel serve the ServicePort from its next sync on, unless it is
     /// `relayed`.
     fn set(&mut self, map: &ServiceMap, name: &ServicePortName, relayed: bool) {
-        let names = Arc::make_mut(&mut self.relayed);
-        let changes = if relayed {
-            self.leaving.remove(name);
-            names.insert(name.clone())
-        } else {
-            if self.all.contains(name) {
-                self.leaving.insert(name.clone());
-            }
-            names.remove(name)
-        };
-        if !changes {
+        self.kept.get_mut(name.family).remove(name);
+        if self.relayed.contains(name) == relayed {
             return;
         }
+        let names = Arc::make_mut(&mut self.relayed);
+        match relayed {
+            true => names.insert(name.clone()),
+            false => names.remove(name),
+        };
         let owed = self.owed.get_mut(name.family);
         owed.ports.insert(name.clone());
         let former = map.get(name).map(|port| former(port, relayed));
@@ -357,8 +330,11 @@ impl Chosen {
             Some(Ok(report)) => wrote && !report.failed.contains_key(name),
             _ => false,
         };
-        let left = self.leaving.extract_if(.., |name| is_served(name));
-        let left: Vec<_> = left.collect();
+        let mut left = Vec::new();
+        if self.all.len() > self.relayed.len() {
+            let leaving = self.all.difference(&self.relayed);
+            left.extend(leaving.filter(|name| is_served(name)).cloned());
+        }
         if !left.is_empty() {
             let all = Arc::make_mut(&mut self.all);
             for name in &left {
@@ -370,7 +346,12 @@ impl Chosen {
         }
         for (family, outcome) in outcomes.iter_mut() {
             if let (Some(Ok(report)), Some(changes)) = (outcome, asked.get(family)) {
-                add_to(report, std::mem::take(self.reports.get_mut(family)));
+                let mut own = mem::take(self.reports.get_mut(family));
+                let kept = mem::take(self.kept.get_mut(family));
+                own.unsupported
+                    .retain(|reason| !kept.contains_key(&reason.port));
+                own.unsupported.extend(kept.into_values());
+                add_to(report, own);
                 let unsupported = crate::modes::unsupported_mode(family, map, changes);
                 report.unsupported.extend(unsupported);
                 if !self.owed.get(family).is_empty() {
@@ -413,10 +394,10 @@ impl Chosen {
             let report = self.reports.get_mut(family);
             let why = match outcome {
                 Ok(mut done) => {
-                    let ports = std::mem::take(&mut done.failed);
+                    let ports = mem::take(&mut done.failed);
                     failed.extend(ports.iter().map(|(name, why)| (name.clone(), why.clone())));
                     let why = done.not_served.take();
-                    add_to(&mut done, std::mem::take(report));
+                    add_to(&mut done, mem::take(report));
                     *report = done;
                     why
                 }
@@ -462,12 +443,11 @@ impl Chosen {
         let Some(mode) = &mut self.mode else {
             return Ok(None);
         };
-        let by_it = mode.explain(&map.only(&self.relayed), packet).await?;
-        if by_it.served_by.is_none() {
-            return Ok(None);
-        }
-        // Endpoints can have addresses of the others.
-        mode.explain(map, packet).await.map(Some)
+        // Endpoints can have addresses of those that are not relayed.
+        let explanation = mode.explain(map, packet).await?;
+        let served_by = explanation.served_by.as_ref();
+        let is_relayed = served_by.is_some_and(|(name, _)| self.relayed.contains(name));
+        Ok(is_relayed.then_some(explanation))
     }
 
     /// Waits until a full sync is due for the second mode. May be dropped while it waits.

@@ -1,31 +1,28 @@
 //! `tripod migrate`: examines this node, and combines the findings with kube-proxy's configuration
 //! and the cluster's objects.
 
-use std::{path::Path, process::ExitCode};
+use std::{net::IpAddr, path::Path, process::ExitCode};
 
 use net::Family;
 use xtables::Engine;
 
 use super::{
     probe,
-    render::{self, Objects, OwnAddresses},
+    render::{self, Objects},
 };
 use crate::{
     ask,
-    cli::{self, Machine, Migrate, Output, Settings},
+    cli::{self, Migrate, Settings},
     config::ModeName,
     kernel::probe::Kernel,
     listing::first_of,
     migrate::{
-        self, Chosen, Given, Holdings, ModeChanges, Report, differences, node_lines, origin, state,
+        self, Chosen, Holdings, ModeChanges, Report, differences, node_lines, origin, state,
     },
-    modes::verdict::{self, ModeRequirements},
+    modes::verdict,
     node,
-    services::Tracker,
 };
 
-/// Exit status: there are differences that matter.
-const DIFFERS: u8 = 1;
 /// Exit status: the configuration or the objects cannot be read, or the answer cannot be written.
 const FAILED: u8 = 2;
 /// Maximum number of Nodes that an error names; the rest is counted.
@@ -33,15 +30,12 @@ const NODES: usize = 6;
 
 /// Prints the differences. Returns the exit status.
 pub(super) async fn check(asked: &Migrate) -> ExitCode {
-    let printed = match report(asked).await {
-        Ok(report) => print(&report, asked.output).map(|()| report.differs()),
-        Err(error) => Err(error),
-    };
-    match printed {
-        Ok(true) => ExitCode::from(DIFFERS),
-        Ok(false) => ExitCode::SUCCESS,
-        Err(error) => failed(&error),
-    }
+    let printed = report(asked).await.and_then(|report| {
+        let output = asked.format.output;
+        ask::show(&report, output, |wide| migrate::table(&report, wide))?;
+        Ok(cli::exit_status(!report.differs()))
+    });
+    printed.unwrap_or_else(|error| failed(&error))
 }
 
 /// Prints why nothing can be compared. Returns the exit status.
@@ -49,15 +43,11 @@ pub(super) fn failed(why: &str) -> ExitCode {
     cli::fail(&why, FAILED)
 }
 
-fn print(report: &Report, output: Output) -> Result<(), String> {
-    cli::put(&text(report, output)?).map_err(|error| error.to_string())
-}
-
 async fn report(asked: &Migrate) -> Result<Report, String> {
-    let mut given = origin::read(&asked.from)?;
-    if let Some(name) = &asked.hostname_override {
+    let mut given = origin::read(asked.config.as_deref(), asked.pid)?;
+    if let Some(name) = asked.node() {
         let configuration = &mut given.settings.configuration;
-        configuration.hostname_override.clone_from(name);
+        configuration.hostname_override = name.to_owned();
     }
     let settings = &given.settings;
     let requirements = probe::requirements(settings);
@@ -73,101 +63,94 @@ async fn report(asked: &Migrate) -> Result<Report, String> {
         incomplete: None,
     };
     // These are known only if the question is about this node.
-    let mut own = None;
-    let mut dropping = None;
-    let (kernel, engines, there) = match &asked.machine {
-        Machine::Node => {
-            let kernel = probe::examine_last(&requirements);
-            let engines = engines(&kernel);
-            let (mode, chosen) = chosen(settings, &kernel, &requirements);
-            let exclude = &settings.effective.ipvs_exclude;
-            let observed = state::observe(exclude).await;
-            report.node = Some(chosen);
-            report.kernel = state::groups(&observed, mode, &engines);
-            report.unknown = observed.unknown.clone();
-            dropping = observed.dropping.clone();
-            let there = match asked.manifests {
-                Some(_) => {
-                    own = Some(node::addresses::own().map_err(|error| error.to_string())?);
-                    node_lines::read(&observed, exclude).await?
-                }
-                None => Holdings::default(),
-            };
-            (kernel, engines, there)
+    let (mut own, mut dropping, mut engines) = (None, None, Vec::new());
+    let mut there = Holdings::default();
+    let exclude = &settings.effective.ipvs_exclude;
+    let kernel = if asked.is_of_this_machine() {
+        let kernel = probe::examine_last(&requirements);
+        engines = engines_of(&kernel);
+        let choice = verdict::choose(settings.effective.mode, &kernel, &requirements);
+        let observed = state::observe(exclude).await;
+        report.node = Some(Chosen {
+            mode: choice.mode.map(|mode| mode.to_string()),
+            passed_over: choice.passed_over().collect(),
+            lost: choice.lost().collect(),
+        });
+        report.kernel = state::groups(&observed, choice.mode, &engines);
+        if asked.manifests.is_some() {
+            own = Some(node::addresses::own().map_err(|error| error.to_string())?);
+            there = node_lines::read(&observed, exclude).await?;
         }
-        machine => {
-            let kernel = probe::imagine(settings, &requirements);
-            let there = match machine {
-                Machine::Saved(folder) => {
-                    node_lines::saved(folder, &settings.effective.ipvs_exclude)?
-                }
-                _ => Holdings::default(),
-            };
-            (kernel, Vec::new(), there)
+        report.unknown = observed.unknown;
+        dropping = observed.dropping;
+        kernel
+    } else {
+        if let Some(folder) = &asked.saved {
+            there = node_lines::saved(folder, exclude)?;
         }
+        probe::imagine(settings, &requirements)
     };
     report.differences = differences(&given, report.node.as_ref(), dropping.as_deref());
     if let Some(folder) = &asked.manifests {
-        let target = Target {
-            given: &given,
-            kernel: &kernel,
-            requirements: &requirements,
-            engines: &engines,
-            own: own
-                .as_deref()
-                .map_or(OwnAddresses::Object, OwnAddresses::Listed),
-        };
-        let mut objects = render::read(settings, folder).await?;
-        report.incomplete = lacking_node(&objects, folder)?;
-        if !objects.faults.is_empty() {
-            let faults = objects.faults.join("; ");
-            let faults = format!("--manifests has invalid parts: {faults}");
-            let before = report.incomplete.take().map(|before| format!("{before}; "));
-            report.incomplete = Some(before.unwrap_or_default() + &faults);
-        }
-        report.changes = Some(target.changes(&there, &mut objects.tracker)?);
+        let own = own.as_deref();
+        add_changes(
+            &mut report,
+            settings,
+            folder,
+            &kernel,
+            &engines,
+            own,
+            &there,
+        )
+        .await?;
     }
     Ok(report)
 }
 
-/// The configuration and the kernel with which Tripod would run.
-struct Target<'a> {
-    given: &'a Given,
-    kernel: &'a Kernel,
-    requirements: &'a ModeRequirements,
-    /// The engine of its rules in each family; a missing family is not known.
-    engines: &'a [(Family, Engine)],
-    own: OwnAddresses<'a>,
-}
-
-impl Target<'_> {
-    /// Lines of `there` that change in each mode, for the objects of `tracker`.
-    fn changes(&self, there: &Holdings, tracker: &mut Tracker) -> Result<Vec<ModeChanges>, String> {
-        let settings = &self.given.settings;
-        let engine = |family| {
-            let mut engines = self.engines.iter();
-            let found = engines.find(|(of, _)| *of == family);
-            found.map(|(_, engine)| *engine)
-        };
-        let mut changes = Vec::new();
-        for mode in ModeName::ALL {
-            let verdict = verdict::verdict(mode, self.kernel, self.requirements);
-            let mut places = Vec::new();
-            let impossible = (!verdict.can_run()).then(|| verdict.to_string());
-            if impossible.is_none() {
-                let text = render::text_of(mode, self.kernel, settings, tracker, self.own);
-                let mut desired = Holdings::default();
-                desired.rendered(&text.map_err(|error| error.to_string())?, engine);
-                places = migrate::changes(there, &desired);
-            }
-            changes.push(ModeChanges {
-                mode: mode.to_string(),
-                impossible,
-                places,
-            });
-        }
-        Ok(changes)
+/// Adds the lines of `there` that change in each mode, for the objects of `folder`, on a node with that
+/// kernel and its `own` addresses. The engine of its rules in a family that is not in `engines` is not
+/// known.
+async fn add_changes(
+    report: &mut Report,
+    settings: &Settings,
+    folder: &Path,
+    kernel: &Kernel,
+    engines: &[(Family, Engine)],
+    own: Option<&[IpAddr]>,
+    there: &Holdings,
+) -> Result<(), String> {
+    let mut objects = render::read(settings, folder).await?;
+    let mut incomplete: Vec<String> = lacking_node(&objects, folder)?.into_iter().collect();
+    if !objects.faults.is_empty() {
+        let faults = objects.faults.join("; ");
+        incomplete.push(format!("--manifests has invalid parts: {faults}"));
     }
+    report.incomplete = (!incomplete.is_empty()).then(|| incomplete.join("; "));
+    let engine = |family| {
+        let mut engines = engines.iter();
+        engines.find_map(|(of, engine)| (*of == family).then_some(*engine))
+    };
+    let requirements = probe::requirements(settings);
+    let mut changes = Vec::new();
+    for mode in ModeName::ALL {
+        let verdict = verdict::verdict(mode, kernel, &requirements);
+        let (mut impossible, mut places) = (None, Vec::new());
+        if verdict.can_run() {
+            let text = render::text_of(mode, kernel, settings, &mut objects.tracker, own);
+            let mut desired = Holdings::default();
+            desired.rendered(&text.map_err(|error| error.to_string())?, engine);
+            places = migrate::changes(there, &desired);
+        } else {
+            impossible = Some(verdict.to_string());
+        }
+        changes.push(ModeChanges {
+            mode: mode.to_string(),
+            impossible,
+            places,
+        });
+    }
+    report.changes = Some(changes);
+    Ok(())
 }
 
 /// Message about the lines that are missing because `folder` has no Nodes; `None` if it has the
@@ -200,28 +183,9 @@ fn lacking_node(objects: &Objects, folder: &Path) -> Result<Option<String>, Stri
     ))
 }
 
-/// The mode that this node would run, and why.
-fn chosen(
-    settings: &Settings,
-    kernel: &Kernel,
-    requirements: &ModeRequirements,
-) -> (Option<ModeName>, Chosen) {
-    let choice = verdict::choose(settings.effective.mode, kernel, requirements);
-    let chosen = Chosen {
-        mode: choice.mode.map(|mode| mode.to_string()),
-        passed_over: choice.passed_over().collect(),
-        lost: choice.lost().collect(),
-    };
-    (choice.mode, chosen)
-}
-
-fn engines(kernel: &Kernel) -> Vec<(Family, Engine)> {
+fn engines_of(kernel: &Kernel) -> Vec<(Family, Engine)> {
     let of = |family| Some((family, kernel.toolkit(family).ok()?.writer.engine));
     Family::ALL.into_iter().filter_map(of).collect()
-}
-
-fn text(report: &Report, output: Output) -> Result<String, String> {
-    ask::document(report, output, |wide| migrate::table(report, wide))
 }
 
 #[cfg(test)]
@@ -229,7 +193,7 @@ mod tests {
     use std::{fs, path::PathBuf};
 
     use super::*;
-    use crate::cli::Origin;
+    use crate::cli::{Job, read};
 
     const CONFIG: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\n\
                           kind: KubeProxyConfiguration\nmode: iptables\nhostnameOverride: \"\"\n";
@@ -245,14 +209,22 @@ mod tests {
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join("objects.yaml"), objects).unwrap();
         fs::write(folder.join("config"), CONFIG).unwrap();
-        let report = report(&Migrate {
-            from: Origin::File(folder.join("config")),
-            machine: Machine::Elsewhere,
-            manifests: Some(folder.clone()),
-            hostname_override: name.map(str::to_owned),
-            output: Output::Table,
-        })
-        .await;
+        let config = format!("--config={}", folder.join("config").display());
+        let manifests = format!("--manifests={}", folder.display());
+        let name = format!("--hostname-override={}", name.unwrap_or_default());
+        let line = [
+            "tripod",
+            "migrate",
+            &config,
+            "--without-node",
+            &manifests,
+            &name,
+        ];
+        let settings = read(line.map(Into::into), |_| unreachable!("no file is named"));
+        let Job::Migrate(asked) = settings.expect("settings").job else {
+            panic!("another job");
+        };
+        let report = report(&asked).await;
         fs::remove_dir_all(folder).unwrap();
         report
     }
@@ -275,7 +247,7 @@ mod tests {
     async fn a_folder_without_nodes_makes_an_incomplete_report() {
         let report = compare("none", SERVICE, Some("node-2")).await.unwrap();
         assert!(report.changes.is_some());
-        let text = text(&report, Output::Table).unwrap();
+        let text = migrate::table(&report, false);
         assert!(text.contains("\nincomplete  --manifests"), "{text}");
     }
 }

@@ -63,10 +63,12 @@ pub async fn run(settings: Settings) -> Result<ExitCode, Box<dyn Error>> {
         Job::WriteConfig(path) => write_config(&settings, path),
         Job::Cleanup(what) => cleanup(&settings, *what).await,
         Job::Init => init(&settings).await,
-        Job::Probe(format) => probe::print(&settings, *format),
-        Job::Render(folder) => render::render(&settings, folder).await,
+        Job::Probe(format) => probe::print(&settings, format.output),
+        Job::Render => render::render(&settings).await,
         Job::Hold(asked) => hold::hold(&asked.socket).await,
         Job::Serve => serve::serve(settings).await,
+        // The command line answers them.
+        Job::Completion { .. } | Job::Man { .. } | Job::Version => Ok(()),
     };
     done.map(|()| ExitCode::SUCCESS)
 }

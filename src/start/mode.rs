@@ -236,6 +236,12 @@ impl ServingMode {
         (outcomes, wrote)
     }
 
+    /// The ServicePorts of `map` that the mode itself serves.
+    fn others(&self, map: &ServiceMap) -> ServiceMap {
+        let chosen = self.chosen.as_ref();
+        chosen.map_or_else(|| map.clone(), |chosen| chosen.others(map))
+    }
+
     /// Compares the kernel with the state that the mode wants.
     async fn compare_mode(&mut self, map: &ServiceMap) -> Compared {
         if self.yielding.as_ref().is_some_and(Yielding::yields) {
@@ -270,13 +276,7 @@ impl Mode for ServingMode {
     }
 
     async fn compare(&mut self, map: &ServiceMap) -> Compared {
-        let mut compared = match &self.chosen {
-            Some(chosen) if chosen.is_there() => {
-                let others = chosen.others(map);
-                self.compare_mode(&others).await
-            }
-            _ => self.compare_mode(map).await,
-        };
+        let mut compared = self.compare_mode(&self.others(map)).await;
         if let Some(chosen) = &mut self.chosen {
             compared = chosen.compare(map, compared).await;
         }
@@ -291,12 +291,11 @@ impl Mode for ServingMode {
             Some(chosen) => chosen.explain(map, packet).await?,
             None => None,
         };
-        let mut explanation = match (relayed, &self.chosen) {
-            (Some(explanation), _) => explanation,
-            (None, chosen) => {
-                let others = chosen.as_ref().map(|chosen| chosen.others(map));
-                let others = others.as_ref().unwrap_or(map);
-                self.mode.lock().await.explain(others, packet).await?
+        let mut explanation = match relayed {
+            Some(explanation) => explanation,
+            None => {
+                let others = self.others(map);
+                self.mode.lock().await.explain(&others, packet).await?
             }
         };
         if let Some(relay) = &self.relay {

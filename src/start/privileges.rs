@@ -3,7 +3,7 @@
 
 use caps::{CapSet, Capability};
 
-use crate::cli::{Job, Machine};
+use crate::cli::Job;
 
 /// Message about the privileges that the job lacks, and how to get them; `None` if it lacks none,
 /// as far as known.
@@ -14,7 +14,7 @@ pub(super) fn lacking(job: &Job) -> Option<String> {
         Job::Cleanup(_) => ("tripod cleanup", ""),
         Job::Probe(_) => ("tripod probe", ""),
         Job::Trace(_) => ("tripod trace", ""),
-        Job::Migrate(migrate) if migrate.machine == Machine::Node => (
+        Job::Migrate(migrate) if migrate.is_of_this_machine() => (
             "tripod migrate",
             "; with --without-node, it compares configurations without them",
         ),

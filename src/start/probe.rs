@@ -6,8 +6,9 @@ use tokio::sync::oneshot;
 
 use super::Done;
 use crate::{
+    ask,
     backoff::Backoff,
-    cli::{self, Output, Settings},
+    cli::{Output, Settings},
     config::ModeName,
     kernel::probe::{Attempt, Examination, Findings, Kernel, Scope, findings},
     log_once::LogOnce,
@@ -30,20 +31,12 @@ pub(super) fn print(settings: &Settings, output: Output) -> Done {
     let kernel = examine_last(&requirements).leaving_out(&settings.own.without);
     let verdicts = verdict::verdicts(&kernel, &requirements);
     let unidentified = kernel.unidentified();
-    let json = || {
-        let mut found = verdict::json(&verdicts);
-        found["unidentifiedPrograms"] = unidentified.into();
-        found
-    };
-    let text = match output {
-        Output::Json => format!("{:#}\n", json()),
-        Output::Yaml => serde_saphyr::to_string(&json())?,
-        Output::Table | Output::Wide => {
-            let lines = unidentified.iter().map(|why| format!("unknown: {why}\n"));
-            verdict::table(&verdicts) + &lines.collect::<String>()
-        }
-    };
-    cli::put(&text)?;
+    let mut found = verdict::json(&verdicts);
+    found["unidentifiedPrograms"] = unidentified.into();
+    ask::show(&found, output, |_| {
+        let lines = unidentified.iter().map(|why| format!("unknown: {why}\n"));
+        verdict::table(&verdicts) + &lines.collect::<String>()
+    })?;
     Ok(())
 }
 

@@ -13,7 +13,8 @@ use crate::{
     watch,
 };
 
-pub(super) async fn render(settings: &Settings, folder: &Path) -> Done {
+pub(super) async fn render(settings: &Settings) -> Done {
+    let folder = settings.own.manifests.as_deref().unwrap_or(Path::new(""));
     let mut objects = read(settings, folder).await?;
     let text = text(settings, &mut objects.tracker)?;
     cli::put(&text)?;
@@ -79,26 +80,12 @@ pub(super) fn text(
     if !verdict.can_run() {
         return Err(verdict.to_string().into());
     }
-    Ok(text_of(
-        mode,
-        &kernel,
-        settings,
-        tracker,
-        OwnAddresses::Object,
-    )?)
+    Ok(text_of(mode, &kernel, settings, tracker, None)?)
 }
 
-/// Source of the node's own addresses.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum OwnAddresses<'a> {
-    /// Its Node object: the machine that renders need not be that node.
-    Object,
-    /// Its interfaces.
-    Listed(&'a [IpAddr]),
-}
-
-/// The desired state of `mode` in that kernel for the objects of `tracker`, on a node with `own`
-/// addresses.
+/// The desired state of `mode` in that kernel for the objects of `tracker`, on a node with its
+/// `own` addresses; `None`: with those of its Node object, as the machine that renders need not be that
+/// node.
 ///
 /// # Errors
 /// When the text cannot be written.
@@ -107,16 +94,13 @@ pub(super) fn text_of(
     kernel: &Kernel,
     settings: &Settings,
     tracker: &mut Tracker,
-    own: OwnAddresses<'_>,
+    own: Option<&[IpAddr]>,
 ) -> Result<String, fmt::Error> {
     let effective = &settings.effective;
     let node_ports = NodePorts::new(&effective.node_ports, effective.node_ip);
     let node = tracker.node().cloned();
     node_ports.update(node.as_ref());
-    let own = match own {
-        OwnAddresses::Object => node.as_ref().map_or(&[][..], |node| &node.addresses),
-        OwnAddresses::Listed(own) => own,
-    };
+    let own = own.unwrap_or_else(|| node.as_ref().map_or(&[][..], |node| &node.addresses));
     let served = node_ports.served();
     let serving = own.iter().filter(|ip| served.contains(ip));
     tracker.set_node_addresses(serving.copied().collect());

@@ -22,7 +22,7 @@ use super::{
     addresses::{self, Addresses},
     build, confine, ending,
     probe::{self, Chosen},
-    programs::{Need, Programs},
+    programs::{CREDENTIALS, Programs},
     progress,
     report::{self, node_dependents},
     rings,
@@ -366,7 +366,7 @@ async fn source(
         let (access, programs) = (access.clone(), programs.clone());
         tokio::spawn(async move {
             access.program_is_refused().await;
-            programs.miss(Need::Credentials);
+            programs.miss(CREDENTIALS);
         });
     }
     Ok(source)

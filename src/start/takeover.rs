@@ -29,7 +29,7 @@ use self::{
 };
 use super::{
     Done,
-    programs::{Need, Programs},
+    programs::{Programs, REMOVAL},
 };
 use crate::{
     cli::{Cleanup, Own, Settings},
@@ -252,7 +252,7 @@ impl TakeOver {
 /// them.
 async fn miss(programs: &Programs, left: &[StaleState]) {
     if programs.are_forbidden() && !left.is_empty() && clearing::takes_programs().await {
-        programs.miss(Need::Removal);
+        programs.miss(REMOVAL);
     }
 }
 
@@ -262,7 +262,7 @@ async fn miss(programs: &Programs, left: &[StaleState]) {
 /// # Errors
 /// When something could not be removed; the error names it.
 pub(super) async fn cleanup(what: Cleanup, settings: &Settings) -> Done {
-    if what == Cleanup::OnlyOfTripod && going_back::serves_alone().await {
+    if what.keep_kube_proxy && going_back::serves_alone().await {
         return Err(going_back::TOO_EARLY.into());
     }
     let mut failed = Vec::new();
@@ -271,7 +271,7 @@ pub(super) async fn cleanup(what: Cleanup, settings: &Settings) -> Done {
         ..Running::default()
     };
     let removed = StaleState::ALL.into_iter();
-    for state in removed.filter(|state| what == Cleanup::Everything || state.is_only_of_tripod()) {
+    for state in removed.filter(|state| !what.keep_kube_proxy || state.is_only_of_tripod()) {
         if let Err(error) = state.cleanup(&nothing_runs).await {
             failed.push(format!("{state}: {error}"));
         }
@@ -281,15 +281,12 @@ pub(super) async fn cleanup(what: Cleanup, settings: &Settings) -> Done {
     }
     failed.extend(remove_files(&settings.own));
     if failed.is_empty() {
+        let whose = match what.keep_kube_proxy {
+            false => "or kube-proxy",
+            true => "that kube-proxy does not use",
+        };
         tracing::info!(
-            "{}",
-            match what {
-                Cleanup::Everything =>
-                    "no rules, sets, addresses or routes of Tripod or kube-proxy are left on this node",
-                Cleanup::OnlyOfTripod =>
-                    "no rules, sets, addresses or routes of Tripod that kube-proxy does not use are left \
-                     on this node",
-            }
+            "no rules, sets, addresses or routes of Tripod {whose} are left on this node"
         );
         return Ok(());
     }

@@ -40,29 +40,29 @@ pub(super) fn source(
     counted: &Namespaces,
     loads: &Arc<OnceLock<Loads>>,
 ) -> Arc<dyn TrafficSource> {
-    let kernel: Arc<dyn TrafficSource> = match mode {
-        AnyMode::Ipvs(_) => Arc::new(VirtualServers {
+    let kernel: Option<Arc<dyn TrafficSource>> = match mode {
+        AnyMode::Ipvs(_) => Some(Arc::new(VirtualServers {
             node_ports: Arc::clone(node_ports),
             ipvs: Mutex::new(None),
-        }),
+        })),
         AnyMode::Userspace(mode) => return Arc::new(Relayed(mode.loads())),
-        AnyMode::Nftables(_) => Arc::new(Elements {
+        AnyMode::Nftables(_) => Some(Arc::new(Elements {
             counted: counted.clone(),
             traffic: Mutex::new(None),
-        }),
+        })),
         AnyMode::Iptables(mode) if !counted.is_empty() => {
-            Arc::new(Chains::new(mode.traffic(counted.clone())))
+            Some(Arc::new(Chains::new(mode.traffic(counted.clone()))))
         }
-        AnyMode::Iptables(_) => Arc::new(Nothing),
+        AnyMode::Iptables(_) => None,
     };
     let loads = Arc::clone(loads);
     Arc::new(Both { kernel, loads })
 }
 
-/// The counts of a mode of the kernel, and the connections that are relayed next to it.
+/// The counts of a mode of the kernel, if there are any, and the connections that are relayed next to it.
 #[derive(Debug)]
 struct Both {
-    kernel: Arc<dyn TrafficSource>,
+    kernel: Option<Arc<dyn TrafficSource>>,
     loads: Arc<OnceLock<Loads>>,
 }
 
@@ -74,11 +74,13 @@ impl Both {
 
 impl TrafficSource for Both {
     fn refresh(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send>>> {
-        self.kernel.refresh()
+        self.kernel.as_ref()?.refresh()
     }
 
     fn of(&self, ports: &[&Arc<ServicePort>]) -> Vec<PortTraffic> {
-        let mut all = self.kernel.of(ports);
+        let none = || vec![PortTraffic::default(); ports.len()];
+        let kernel = self.kernel.as_ref();
+        let mut all = kernel.map_or_else(none, |kernel| kernel.of(ports));
         if let Some(relayed) = self.relayed() {
             for (known, of_port) in all.iter_mut().zip(relayed.of(ports)) {
                 if !of_port.endpoints.is_empty() {
@@ -100,16 +102,6 @@ impl TrafficSource for Both {
 
     fn dials(&self, asked: &DialsAsked) -> Option<Result<DialList, String>> {
         self.relayed()?.dials(asked)
-    }
-}
-
-/// No counts are known.
-#[derive(Debug)]
-struct Nothing;
-
-impl TrafficSource for Nothing {
-    fn of(&self, ports: &[&Arc<ServicePort>]) -> Vec<PortTraffic> {
-        vec![PortTraffic::default(); ports.len()]
     }
 }
 

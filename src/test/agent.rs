@@ -67,7 +67,7 @@ impl Agent {
         let text = answer
             .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
             .map_err(|error| self.silent(&error.to_string()))?;
-        let seen: Vec<Seen> = text.lines().filter_map(parse).collect();
+        let seen: Vec<Seen> = serde_json::from_str(&text).unwrap_or_default();
         if seen.len() == calls.count {
             Ok(seen)
         } else {
@@ -130,8 +130,8 @@ async fn answer(stream: TcpStream, token_sha256: &str) -> io::Result<()> {
     };
     let mut stream = reader.into_inner().into_inner();
     let seen = timeout(CALLS_WITHIN, many::make(calls)).await?;
-    let lines: String = seen.iter().map(|seen| to_line(seen) + "\n").collect();
-    timeout(LINE_WITHIN, stream.write_all(lines.as_bytes())).await?
+    let answer = serde_json::to_vec(&seen)?;
+    timeout(LINE_WITHIN, stream.write_all(&answer)).await?
 }
 
 /// Returns the calls that a line requests; `None` if the line gets no answer.
@@ -172,34 +172,6 @@ fn words(calls: Calls) -> String {
     format!("{} {to} {count} {at_once}", protocol.name())
 }
 
-/// Returns the line that reports the result of a call.
-fn to_line(seen: &Seen) -> String {
-    match seen {
-        Seen::Answer { name, client } => format!("answer {name} {client}"),
-        Seen::Refused => "refused".to_owned(),
-        Seen::Silence => "silence".to_owned(),
-        Seen::Other(why) => format!("other {}", why.replace('\n', " ")),
-    }
-}
-
-/// Parses a line of [`to_line`].
-fn parse(line: &str) -> Option<Seen> {
-    let (kind, rest) = line.split_once(' ').unwrap_or((line, ""));
-    Some(match kind {
-        "answer" => {
-            let (name, client) = rest.split_once(' ')?;
-            Seen::Answer {
-                name: name.to_owned(),
-                client: client.parse().ok()?,
-            }
-        }
-        "refused" => Seen::Refused,
-        "silence" => Seen::Silence,
-        "other" => Seen::Other(rest.to_owned()),
-        _ => return None,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -235,20 +207,6 @@ mod tests {
         ] {
             assert_eq!(asked(wrong, &expected), None, "{wrong:?}");
         }
-    }
-
-    #[test]
-    fn what_came_of_a_call_is_read_as_it_was_written() {
-        let answer = Seen::Answer {
-            name: "here-1".to_owned(),
-            client: "10.244.0.9:1234".parse().unwrap(),
-        };
-        let other = Seen::Other("no route\nto host".to_owned());
-        for seen in [answer, Seen::Refused, Seen::Silence, other] {
-            let read = parse(&to_line(&seen)).map(|seen| to_line(&seen));
-            assert_eq!(read, Some(to_line(&seen)));
-        }
-        assert_eq!(parse("answer here-1 nowhere"), None);
     }
 
     #[tokio::test]

@@ -3,14 +3,11 @@
 //! A caller sends a line; the server answers with one line: its name, a space, and the caller's
 //! address as the server saw it.
 
-use std::{
-    io,
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
-    time::Duration,
-};
+use std::{io, net::SocketAddr, time::Duration};
 
-use net::Protocol;
+use net::{Family, Protocol};
 use nix::libc;
+use serde::{Deserialize, Serialize};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream, UdpSocket},
@@ -22,8 +19,10 @@ const QUESTION: &[u8] = b"who\n";
 const LONGEST: u64 = 512;
 
 /// The result of a call.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Seen {
+    /// A connection was opened, or some server answered.
+    Open,
     /// A server answered.
     Answer {
         /// The name given to the server: that of its pod, or its address.
@@ -47,7 +46,7 @@ pub async fn call(to: SocketAddr, protocol: Protocol, patience: Duration) -> See
     let answer = async {
         match protocol {
             Protocol::Tcp => over_tcp(to).await,
-            Protocol::Udp => over_udp(to).await,
+            Protocol::Udp => over_udp(to, QUESTION).await,
             Protocol::Sctp => Err(io::ErrorKind::Unsupported.into()),
         }
     };
@@ -101,14 +100,12 @@ async fn question(mut stream: TcpStream) -> io::Result<Vec<u8>> {
     Ok(line)
 }
 
-async fn over_udp(to: SocketAddr) -> io::Result<Vec<u8>> {
-    let any: SocketAddr = match to {
-        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
-        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
-    };
-    let socket = UdpSocket::bind(any).await?;
+/// Sends a datagram, and waits for one.
+pub async fn over_udp(to: SocketAddr, question: &[u8]) -> io::Result<Vec<u8>> {
+    let any = Family::of(&to.ip()).unspecified();
+    let socket = UdpSocket::bind((any, 0)).await?;
     socket.connect(to).await?;
-    match socket.send(QUESTION).await {
+    match socket.send(question).await {
         // If a rule of the caller's own host refuses or drops the datagram, `send` fails at once.
         // If it refuses, an ICMP message follows.
         Err(error) if error.raw_os_error() == Some(libc::EPERM) => {}

@@ -7,10 +7,10 @@ use std::{
 
 use super::{
     call::Seen,
-    promise::{Answers, Promise, listed},
+    promise::{Answers, Promise},
     report::Finding,
 };
-use crate::listing::first_of;
+use crate::listing::{all_of, first_of};
 
 /// Maximum number of endpoints that are named in a row.
 const NAMED: usize = 4;
@@ -96,7 +96,7 @@ impl Answers {
         let missing: Vec<&SocketAddr> = missing
             .filter(|endpoint| self.every && !answered.contains(&endpoint.to_string()))
             .collect();
-        (!missing.is_empty()).then(|| format!("never {} in {} calls", listed(missing), seen.len()))
+        (!missing.is_empty()).then(|| format!("never {} in {} calls", all_of(missing), seen.len()))
     }
 }
 
@@ -106,6 +106,7 @@ fn summary(seen: &[Seen]) -> String {
     for seen in seen {
         let (is_other, words) = match seen {
             Seen::Answer { name, .. } => (false, name.clone()),
+            Seen::Open => (true, "open".to_owned()),
             Seen::Refused => (true, "refused".to_owned()),
             Seen::Silence => (true, "no answer".to_owned()),
             Seen::Other(what) => (true, what.clone()),

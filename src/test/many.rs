@@ -1,14 +1,12 @@
 //! Many calls of one address.
 
 use std::{
-    future::poll_fn,
     net::SocketAddr,
-    task::Poll,
     time::{Duration, Instant},
 };
 
+use futures_util::{StreamExt, stream};
 use net::Protocol;
-use tokio::task::JoinSet;
 
 use super::call::{Seen, call};
 
@@ -39,18 +37,11 @@ pub struct Calls {
 
 /// Makes the calls. Returns the result of each, in no particular order.
 pub async fn make(calls: Calls) -> Vec<Seen> {
-    let mut under_way = JoinSet::new();
-    let mut seen = Vec::with_capacity(calls.count);
-    for _ in 0..calls.count {
-        if under_way.len() >= calls.at_once {
-            seen.extend(under_way.join_next().await.and_then(Result::ok));
-        }
-        under_way.spawn(one(calls.to, calls.protocol));
-    }
-    while let Some(done) = under_way.join_next().await {
-        seen.extend(done);
-    }
-    seen
+    let each = (0..calls.count).map(|_| one(calls.to, calls.protocol));
+    stream::iter(each)
+        .buffer_unordered(calls.at_once)
+        .collect()
+        .await
 }
 
 async fn one(to: SocketAddr, protocol: Protocol) -> Seen {
@@ -70,27 +61,5 @@ async fn one(to: SocketAddr, protocol: Protocol) -> Seen {
             break;
         }
     }
-    seen
-}
-
-/// Runs `calls` at once.
-pub async fn all<T>(calls: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
-    let mut pending: Vec<_> = calls.map(Box::pin).collect();
-    let mut seen = Vec::with_capacity(pending.len());
-    poll_fn(|context| {
-        pending.retain_mut(|call| match call.as_mut().poll(context) {
-            Poll::Ready(one) => {
-                seen.push(one);
-                false
-            }
-            Poll::Pending => true,
-        });
-        if pending.is_empty() {
-            Poll::Ready(())
-        } else {
-            Poll::Pending
-        }
-    })
-    .await;
     seen
 }

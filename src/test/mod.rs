@@ -19,7 +19,10 @@ use std::process::ExitCode;
 
 pub use self::{check::check, server::serve};
 
-use crate::cli::{self, Place, Test};
+use crate::{
+    ask,
+    cli::{self, Test},
+};
 
 /// Exit status: nothing can be tested.
 const UNABLE: u8 = 2;
@@ -27,17 +30,15 @@ const UNABLE: u8 = 2;
 /// Runs the requested test, and prints the report. Returns the exit status: 0; 1 if a promise is
 /// not kept; 2 if nothing could be tested.
 pub async fn test(asked: &Test) -> ExitCode {
-    let report = match &asked.place {
-        Place::Manifests(folder) => sandbox::run(folder).await,
-        Place::Cluster(cluster) => cluster::test(cluster, &asked.socket).await,
+    let report = match &asked.manifests {
+        Some(folder) => sandbox::run(folder, asked).await,
+        None => cluster::test(&asked.cluster, &asked.common.socket).await,
     };
     let printed = report.and_then(|report| {
-        let status = report.status();
-        cli::put(&print::text(&report, asked.output)?).map_err(|error| error.to_string())?;
-        Ok(status)
+        ask::show(&report, asked.common.format.output, |_| {
+            print::text(&report)
+        })?;
+        Ok(report.status())
     });
-    match printed {
-        Ok(status) => status,
-        Err(error) => cli::fail(&error, UNABLE),
-    }
+    printed.unwrap_or_else(|error| cli::fail(&error, UNABLE))
 }

@@ -1,29 +1,17 @@
 //! Prints the report.
 
 use super::report::{Check, Outcome, Report};
-use crate::{
-    ask::{self, table},
-    cli::Output,
-};
+use crate::ask::table;
 
-/// Formats the report.
-///
-/// # Errors
-/// When it cannot be written in that format.
-pub(super) fn text(report: &Report, output: Output) -> Result<String, String> {
-    ask::document(report, output, |_| lines(report))
-}
-
-fn lines(report: &Report) -> String {
+/// Formats the report for people.
+pub(super) fn text(report: &Report) -> String {
     let heading = ["", "CHECK", "SERVICEPORT", "TO", "FROM", "PROMISED", "SEEN"];
-    let mut rows = vec![heading.map(str::to_owned)];
-    rows.extend(report.checks.iter().map(cells));
     let mut lines = vec![format!("{} mode", report.mode)];
     lines.extend(report.notes.iter().cloned());
     let faults = report.faults.iter();
     lines.extend(faults.map(|fault| format!("not tried: {fault}")));
     lines.push(String::new());
-    lines.extend(table::lines(&rows));
+    lines.extend(table::headed(heading, report.checks.iter().map(cells)));
     lines.extend([String::new(), report.summary(), String::new()]);
     lines.join("\n")
 }

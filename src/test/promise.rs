@@ -7,6 +7,7 @@ use net::Protocol;
 use super::{chance, declared::Declared};
 use crate::{
     config::ModeName,
+    listing::all_of,
     services::{AddressKind, Forwarding, SessionAffinity, TrafficPolicy},
     status_api::Explanation,
 };
@@ -162,7 +163,7 @@ impl Call<'_> {
             "depends" => Ok(Promise::Nothing(last)),
             _ if self.is_due(&allowed) => Err(format!(
                 "by the EndpointSlices {} takes connections, but: {last}",
-                listed(&allowed)
+                all_of(&allowed)
             )),
             "refused" => Ok(Promise::Refused),
             "dropped" => Ok(Promise::Silence),
@@ -284,12 +285,6 @@ fn calls(shares: &[f64], checks: usize) -> Option<usize> {
     }
     let calls = chance::calls_to_see(shares.len(), least, checks);
     (calls <= MOST).then_some(calls)
-}
-
-/// Lists the addresses, separated by commas.
-pub(super) fn listed<'a>(addresses: impl IntoIterator<Item = &'a SocketAddr>) -> String {
-    let addresses = addresses.into_iter().map(SocketAddr::to_string);
-    addresses.collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

@@ -176,8 +176,7 @@ impl Tracing<'_> {
         let from = sender(target.from.or(loopback));
         let explained =
             ask::explanation(&asked.common.socket, most, target.to, protocol, &from).await;
-        let (asker, why_unseen) = asker(asked, &target, explained.as_ref().ok()).await;
-        unseen.extend(why_unseen);
+        let asker = asker(asked, &target, explained.as_ref().ok(), &mut unseen).await;
         let start = start(&target, explained.as_ref(), unseen);
         let mode = start.mode.clone();
         let runs = |name: ModeName| mode.as_deref() == Some(&*name.to_string());

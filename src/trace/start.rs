@@ -41,28 +41,25 @@ pub(super) fn start(
     }
 }
 
-/// Returns an asker for the running proxy's connections to endpoints, if it makes any; or a text
-/// that says why it does not report them.
+/// Returns an asker for the running proxy's connections to endpoints, if it makes any. Adds to `unseen`
+/// why it does not report them.
 pub(super) async fn asker(
     asked: &Trace,
     target: &TraceTarget,
     explained: Option<&Explanation>,
-) -> (Option<Asker>, Option<String>) {
+    unseen: &mut Vec<String>,
+) -> Option<Asker> {
     let relays = |it: &&Explanation| it.mode == ModeName::Userspace.to_string();
-    let explained = explained.filter(relays);
-    let Some(service_port) = explained.and_then(|it| it.service_port.clone()) else {
-        return (None, None);
-    };
-    match Asker::begin(asked.common.socket.clone(), service_port, target.protocol).await {
-        Ok(asker) => (Some(asker), None),
-        Err(why) => {
-            let unseen = format!(
+    let service_port = explained.filter(relays)?.service_port.clone()?;
+    let begun = Asker::begin(asked.common.socket.clone(), service_port, target.protocol).await;
+    begun
+        .inspect_err(|why| {
+            unseen.push(format!(
                 "which endpoint Tripod chooses for each client; its connections to endpoints are \
                  shown separately: {why}"
-            );
-            (None, Some(unseen))
-        }
-    }
+            ));
+        })
+        .ok()
 }
 
 /// Returns all endpoints of the ServicePort, chosen or not.

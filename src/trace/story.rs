@@ -13,10 +13,7 @@ use netlink::conntrack::{
 };
 use nftables::{Headers, TraceTarget};
 
-use super::{
-    report::{self, Outcome, Report},
-    words::End,
-};
+use super::report::{self, Outcome, Report};
 
 /// A packet's path counts as ended this long after its last step, even if no end was reported: the
 /// kernel needs microseconds.
@@ -42,7 +39,7 @@ pub(super) struct Step {
     /// known.
     pub input: Option<String>,
     /// The words, and the end of the packet's path if this step is one; `None` if not worth a line.
-    pub words: Option<(report::Step, Option<End>)>,
+    pub words: Option<(report::Step, Option<Outcome>)>,
 }
 
 /// The behaviour of the running proxy, as far as the outcome of packets depends on it.
@@ -116,11 +113,7 @@ impl Stories {
         let (words, end) = step.words?;
         let by = words.at.clone();
         way.steps.push(words);
-        let outcome = match end? {
-            End::Refused => Outcome::Refused,
-            End::Dropped => Outcome::Dropped,
-        };
-        Some(self.report(client, outcome, |connection| connection.by = Some(by)))
+        Some(self.report(client, end?, |connection| connection.by = Some(by)))
     }
 
     fn is_meant(&self, packet: &Headers) -> bool {
@@ -159,8 +152,8 @@ impl Stories {
             return self.answer(flow, ended);
         }
         if event.change == Change::New {
-            let translated_to = translated_to(flow);
-            let (outcome, endpoint) = self.outcome(translated_to, || real_server(client));
+            let endpoint = translated_to(flow).or_else(|| real_server(client));
+            let outcome = endpoint.map_or(Outcome::NotTranslated, |_| Outcome::Forwarded);
             return Some(self.report(client, outcome, |connection| {
                 connection.endpoint = endpoint.map(|at| at.to_string());
                 connection.state = Some(state);
@@ -260,9 +253,10 @@ impl Stories {
             (Some(flow), _) if self.is_relayed(flow) => (Outcome::Unanswered, None),
             (None, _) if self.proxy.relays => (Outcome::Unknown, None),
             (None, None) => (Outcome::Unknown, None),
-            _ => match self.outcome(by_nat, || real_server(client)) {
-                (Outcome::Forwarded, at) if held.is_some() => (Outcome::ForwardedAsBefore, at),
-                other => other,
+            _ => match by_nat.or_else(|| real_server(client)) {
+                None => (Outcome::NotTranslated, None),
+                at if held.is_some() => (Outcome::ForwardedAsBefore, at),
+                at => (Outcome::Forwarded, at),
             },
         };
         let state = held.map(|flow| flow.state.name(flow.protocol).to_owned());
@@ -270,17 +264,6 @@ impl Stories {
             connection.endpoint = endpoint.map(|at| at.to_string());
             connection.state = state;
         })
-    }
-
-    fn outcome(
-        &self,
-        translated_to: Option<SocketAddr>,
-        real_server: impl FnOnce() -> Option<SocketAddr>,
-    ) -> (Outcome, Option<SocketAddr>) {
-        match translated_to.or_else(real_server) {
-            Some(endpoint) => (Outcome::Forwarded, Some(endpoint)),
-            None => (Outcome::NotTranslated, None),
-        }
     }
 
     fn remove(&mut self, client: SocketAddr) -> Option<Way> {

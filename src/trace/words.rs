@@ -2,24 +2,15 @@
 
 use nftables::{RuleSummary, TracedChain, TracedStep, Verdict};
 
-use super::report::Step;
+use super::report::{Outcome, Step};
 
-/// The end of a packet's path in a chain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
-    /// It is refused with an answer.
-    Refused,
-    /// It is dropped.
-    Dropped,
-}
-
-/// Describes a step in `of`, and returns whether the packet's path ends there; `rule` describes its
+/// Describes a step in `of`, and returns the outcome if the packet's path ends there; `rule` describes its
 /// rule. `None`: it is not worth a line, such as the end of a chain that lets the packet pass.
 pub(super) fn step(
     of: &TracedChain,
     step: &TracedStep,
     rule: Option<&RuleSummary>,
-) -> Option<(Step, Option<End>)> {
+) -> Option<(Step, Option<Outcome>)> {
     let chain = chain(of);
     match step {
         TracedStep::End | TracedStep::Policy { drops: false } => None,
@@ -33,13 +24,13 @@ pub(super) fn step(
                 at: format!("the end of {chain}"),
                 verdict: "drop".to_owned(),
             };
-            Some((step, Some(End::Dropped)))
+            Some((step, Some(Outcome::Dropped)))
         }
         TracedStep::Rule { handle, verdict } => {
             let refuses = rule.is_some_and(|rule| rule.refuses);
             let (verdict, end) = match verdict {
-                Some(Verdict::Drop) if refuses => ("reject".to_owned(), Some(End::Refused)),
-                Some(Verdict::Drop) => ("drop".to_owned(), Some(End::Dropped)),
+                Some(Verdict::Drop) if refuses => ("reject".to_owned(), Some(Outcome::Refused)),
+                Some(Verdict::Drop) => ("drop".to_owned(), Some(Outcome::Dropped)),
                 Some(other) => (other.to_string(), None),
                 None => ("another verdict".to_owned(), None),
             };
@@ -119,14 +110,14 @@ mod tests {
                 Some(Verdict::Drop),
                 "rule -j REJECT",
                 "reject",
-                Some(End::Refused),
+                Some(Outcome::Refused),
             ),
             (
                 None,
                 Some(Verdict::Drop),
                 "rule with handle 7",
                 "drop",
-                Some(End::Dropped),
+                Some(Outcome::Dropped),
             ),
             (None, None, "rule with handle 7", "another verdict", None),
         ] {
@@ -146,6 +137,6 @@ mod tests {
         assert_eq!(step(&chain(), &end, None), None);
         let (dropped, end) = policy(true).expect("it is worth a line");
         assert_eq!(dropped.at, "the end of chain KUBE-SERVICES of table nat");
-        assert_eq!(end, Some(End::Dropped));
+        assert_eq!(end, Some(Outcome::Dropped));
     }
 }

@@ -8,7 +8,7 @@ use k8s_openapi::{
     apimachinery::pkg::util::intstr::IntOrString,
 };
 use tripod::{
-    cli::{self, Job, Question},
+    cli::{self, Ask, Job},
     status_api::SOCKET,
 };
 
@@ -60,16 +60,16 @@ fn probes_ask_the_pod_itself() {
         let command = probe.exec.and_then(|exec| exec.command).expect("a command");
         let words = command.into_iter().map(Into::into);
         let read = cli::read(words, |_| unreachable!()).expect("it is taken");
-        let Job::Ask(ask) = read.job else {
+        let Job::Ask(Ask::Status(status)) = read.job else {
             panic!("{:?}", read.job);
         };
-        assert_eq!(ask.socket.to_str(), Some(SOCKET));
-        ask.question
+        assert_eq!(status.common.socket.to_str(), Some(SOCKET));
+        status.probe
     };
     let liveness = asks(&container.liveness_probe);
-    assert_eq!(liveness, Question::Probe(cli::Probe::Liveness));
+    assert_eq!(liveness, Some(cli::Probe::Liveness));
     let readiness = asks(&container.readiness_probe);
-    assert_eq!(readiness, Question::Probe(cli::Probe::Readiness));
+    assert_eq!(readiness, Some(cli::Probe::Readiness));
 
     // The folder of that socket belongs to the pod; that of the succession to the node.
     let pod = pod();

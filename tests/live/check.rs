@@ -461,6 +461,22 @@ fn a_limit_of_connections_is_no_fault() {
     });
 }
 
+/// The rules of the node refuse the query before it is sent.
+#[test]
+fn a_dns_service_without_endpoints_is_no_fault() {
+    run(|| {
+        let mut nodes = Nodes::start();
+        let objects = nodes.service("none", 7, json!({"ports": [port("UDP", 53, None)]}), false);
+        nodes.change(|cluster| objects.iter().for_each(|one| cluster.put(one.clone())));
+        for mode in ["nftables", "iptables", "userspace"] {
+            nodes.run_tripod(0, mode);
+            let arguments = ["check", "--output=json", "--node=node-a"];
+            let checked = Checked::of(nodes.plugin(&arguments));
+            assert_eq!(checked.status, Some(0), "{mode}: {checked:?}");
+        }
+    });
+}
+
 #[test]
 fn healthy_nodes_have_no_fault_in_other_modes() {
     run(|| {

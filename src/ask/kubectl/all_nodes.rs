@@ -1,19 +1,18 @@
 //! `kubectl tripod status --all-nodes`: a line for each node.
 
 use std::{
+    cell::Cell,
     io::{self, IsTerminal},
-    panic::resume_unwind,
-    process::{self, ExitCode, Stdio},
-    sync::atomic::{AtomicUsize, Ordering},
-    thread,
+    process::ExitCode,
+    time::Duration,
 };
 
+use futures_util::{StreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
-use serde::{Serialize, de::DeserializeOwned};
+use serde::Serialize;
 
 use super::{
-    super::{document, table, times::ago},
-    Kubectl, Terminal,
+    super::{show, table, times::ago},
     command_line::Asked,
     missing::missing,
     pods,
@@ -36,14 +35,10 @@ struct OfNode {
 
 impl OfNode {
     fn new(node: String, answer: Result<Status, String>) -> OfNode {
-        let (status, error) = match answer {
-            Ok(status) => (Some(status), None),
-            Err(error) => (None, Some(error)),
-        };
         OfNode {
             node,
-            status,
-            error,
+            error: answer.as_ref().err().cloned(),
+            status: answer.ok(),
         }
     }
 
@@ -88,12 +83,16 @@ impl OfNode {
 ///
 /// # Errors
 /// When the pods cannot be listed, or the answer cannot be written.
-pub(super) fn print(asked: &Asked) -> Result<ExitCode, String> {
+pub(super) async fn print(asked: &Asked) -> Result<ExitCode, String> {
     let kubectl = &asked.kubectl;
     let listed = pods::listed(kubectl)?;
     let pods = pods::serving(listed.clone());
-    let answers = at_once(&pods, AT_ONCE, |_, pod| status(kubectl, pod));
-    let answers = answers.into_iter();
+    // It exits with 1 if the proxy is not healthy.
+    let status = async |_: &str, pod: &Pod| {
+        let arguments = ["status", "--output=json"];
+        kubectl.ask_in(pod, arguments, None, Duration::MAX).await
+    };
+    let answers = at_once(&pods, AT_ONCE, status).await.into_iter();
     let mut all: Vec<OfNode> = answers
         .map(|(node, answer)| OfNode::new(node, answer))
         .collect();
@@ -103,75 +102,36 @@ pub(super) fn print(asked: &Asked) -> Result<ExitCode, String> {
         return Err(pods::none(kubectl));
     }
     all.sort_by(|one, other| one.node.cmp(&other.node));
-    let text = document(&all, asked.output, |_| shown(&all))?;
-    cli::put(&text).map_err(|error| error.to_string())?;
-    Ok(if all.iter().all(OfNode::is_healthy) {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    show(&all, asked.output, |_| shown(&all))?;
+    Ok(cli::exit_status(all.iter().all(OfNode::is_healthy)))
 }
 
 /// Asks each of these pods, at most `most` of them at the same time. Returns the answer of each node,
 /// in the order of the pods.
-pub(super) fn at_once<T: Send>(
+pub(super) async fn at_once<T>(
     pods: &[(String, Pod)],
     most: usize,
-    ask: impl Fn(&str, &Pod) -> Result<T, String> + Sync,
+    ask: impl AsyncFn(&str, &Pod) -> Result<T, String>,
 ) -> Vec<(String, Result<T, String>)> {
-    let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let shows_progress = pods.len() > most && io::stderr().is_terminal();
-    let worker = || {
-        let mut answers = Vec::new();
-        loop {
-            let at = next.fetch_add(1, Ordering::Relaxed);
-            let Some((node, pod)) = pods.get(at) else {
-                return answers;
-            };
-            answers.push((at, (node.clone(), ask(node, pod))));
-            let done = done.fetch_add(1, Ordering::Relaxed) + 1;
-            if shows_progress {
-                eprint!("\r{done} of {} nodes\x1b[K", pods.len());
-            }
+    let done = Cell::new(0);
+    let answers = stream::iter(pods).map(async |(node, pod)| {
+        let answer = ask(node, pod).await;
+        done.set(done.get() + 1);
+        if shows_progress {
+            eprint!("\r{} of {} nodes\x1b[K", done.get(), pods.len());
         }
-    };
-    let mut answers: Vec<_> = thread::scope(|scope| {
-        let workers: Vec<_> = (0..most).map(|_| scope.spawn(worker)).collect();
-        let answers = workers.into_iter().map(|worker| worker.join());
-        let answers = answers.map(|answers| answers.unwrap_or_else(|panic| resume_unwind(panic)));
-        answers.flatten().collect()
+        (node.clone(), answer)
     });
+    let answers = answers.buffered(most).collect().await;
     if shows_progress {
         eprint!("\r\x1b[K");
     }
-    answers.sort_by_key(|(at, _)| *at);
-    answers.into_iter().map(|(_, answer)| answer).collect()
-}
-
-fn status(kubectl: &Kubectl, pod: &Pod) -> Result<Status, String> {
-    let arguments = ["status", "--output=json"].map(Into::into);
-    let mut exec = kubectl.exec(pod, Terminal::None, &arguments);
-    exec.stdin(Stdio::null());
-    let done = exec.output().map_err(|error| super::unusable(&error))?;
-    // It exits with 1 if the proxy is not healthy.
-    read(&done)
-}
-
-/// Reads the JSON that a command printed.
-pub(super) fn read<T: DeserializeOwned>(done: &process::Output) -> Result<T, String> {
-    serde_json::from_slice(&done.stdout).map_err(|error| {
-        let said = String::from_utf8_lossy(&done.stderr);
-        // kubectl ends with such a line.
-        let is_why = |line: &&str| !line.starts_with("command terminated with exit code");
-        match said.trim().lines().rfind(is_why) {
-            Some(said) => said.to_owned(),
-            None => format!("cannot read its answer: {error}"),
-        }
-    })
+    answers
 }
 
 fn shown(all: &[OfNode]) -> String {
-    let heads = [
+    let heading = [
         "NODE",
         "MODE",
         "STATUS",
@@ -180,7 +140,5 @@ fn shown(all: &[OfNode]) -> String {
         "VERSION",
         "PROBLEMS",
     ];
-    let mut rows = vec![heads.map(str::to_owned)];
-    rows.extend(all.iter().map(OfNode::cells));
-    table::lines(&rows).join("\n") + "\n"
+    table::headed(heading, all.iter().map(OfNode::cells)).join("\n") + "\n"
 }

@@ -1,24 +1,17 @@
 //! `kubectl tripod check`: checks each node in its pod, and compares the nodes.
 
-use std::{
-    collections::BTreeMap,
-    ffi::OsString,
-    path::Path,
-    process::{Command, ExitCode, Output, Stdio},
-    thread::sleep,
-    time::Duration,
-};
+use std::{collections::BTreeMap, path::Path, process::ExitCode, time::Duration};
 
 use k8s_openapi::api::core::v1::Pod;
-use tokio::{io::AsyncWriteExt, time::timeout};
+use tokio::time::sleep;
 
 use super::{
     super::check::{CheckReport, CheckedNode, Finding},
-    Kubectl, Target, Terminal,
-    all_nodes::{self, AT_ONCE, at_once},
+    Kubectl,
+    all_nodes::{AT_ONCE, at_once},
     command_line::Asked,
     missing::{Missing, missing},
-    pods, unusable,
+    pods,
 };
 use crate::{cli::Check, status_api::SOCKET};
 
@@ -35,14 +28,16 @@ const LONGER_TO_MAKE: Duration = Duration::from_secs(240);
 /// Time in which a change reaches each node.
 const CHANGED_WITHIN: Duration = Duration::from_secs(2);
 
-/// Checks the nodes, and prints one report. Returns 0; 1 if there are faults.
+/// Checks the nodes, or `only` one, and prints one report. Returns 0; 1 if there are faults.
 ///
 /// # Errors
 /// When no node can be checked, or the report cannot be written.
-pub(super) fn print(asked: &Asked) -> Result<ExitCode, String> {
-    let (kubectl, Some(check)) = (&asked.kubectl, &asked.check) else {
-        return Err("name a command".to_owned());
-    };
+pub(super) async fn print(
+    asked: &Asked,
+    check: &Check,
+    only: Option<String>,
+) -> Result<ExitCode, String> {
+    let kubectl = &asked.kubectl;
     if let Some(Some(file)) = &check.make {
         let file = file.display();
         return Err(format!(
@@ -50,20 +45,14 @@ pub(super) fn print(asked: &Asked) -> Result<ExitCode, String> {
              --kubeconfig={file} --make uses this one"
         ));
     }
-    let only = match &asked.target {
-        Target::Node(node) => Some(node.clone()),
-        Target::NodeOf(pod) => Some(kubectl.node_of(pod)?),
-        Target::Only | Target::AllNodes => None,
-    };
     let listed = pods::listed(kubectl)?;
     let nodes = Nodes {
         kubectl,
         check,
-        kubeconfig: check
-            .make
-            .as_ref()
-            .map(|_| kubectl.kubeconfig())
-            .transpose()?,
+        kubeconfig: match check.make {
+            Some(_) => Some(kubectl.kubeconfig()?),
+            None => None,
+        },
         all: pods::serving(listed.clone()),
     };
     let chosen = match &only {
@@ -77,14 +66,13 @@ pub(super) fn print(asked: &Asked) -> Result<ExitCode, String> {
     let mut own = CheckReport::default();
     let mut reports = Vec::new();
     let mut why = String::new();
-    for (node, answer) in nodes.ask(&chosen) {
+    for (node, answer) in nodes.ask(&chosen).await {
         match answer {
             Ok(one) => reports.push(one),
             Err(error) => {
                 why.clone_from(&error);
                 let remedy = "kubectl describe pod, and kubectl logs, of Tripod's pod on that node";
-                let fault = Finding::new(&node, "Tripod", error, remedy);
-                own.faults.push(fault);
+                own.fault(&node, "Tripod", error, remedy);
             }
         }
     }
@@ -95,7 +83,7 @@ pub(super) fn print(asked: &Asked) -> Result<ExitCode, String> {
         add_missing(missing(kubectl, &listed), &mut own);
         let checked: Vec<CheckedNode> = reports.iter().flat_map(|one| one.nodes.clone()).collect();
         compare(&checked, &mut own);
-        own.faults.extend(nodes.find_stale(checked));
+        own.faults.extend(nodes.find_stale(checked).await);
     }
     CheckReport::of([own].into_iter().chain(reports)).print(asked.output)
 }
@@ -104,10 +92,9 @@ pub(super) fn print(asked: &Asked) -> Result<ExitCode, String> {
 fn add_missing(missing: Vec<Missing>, report: &mut CheckReport) {
     for one in missing {
         let remedy = "kubectl get daemonsets,pods -o wide, in Tripod's namespace";
-        let finding = Finding::new(&one.node, "Tripod", one.why, remedy);
         match one.is_fault {
-            true => report.faults.push(finding),
-            false => report.notes.push(finding),
+            true => report.fault(&one.node, "Tripod", one.why, remedy),
+            false => report.note(&one.node, "Tripod", one.why, remedy),
         }
     }
 }
@@ -121,14 +108,14 @@ struct Nodes<'a> {
 }
 
 impl Nodes<'_> {
-    fn ask(&self, some: &[(String, Pod)]) -> Vec<(String, Result<CheckReport, String>)> {
+    async fn ask(&self, some: &[(String, Pod)]) -> Vec<(String, Result<CheckReport, String>)> {
         // The Services that several nodes make at the same time might get the same addresses.
         let most = if self.kubeconfig.is_some() {
             1
         } else {
             AT_ONCE
         };
-        at_once(some, most, |node, pod| {
+        at_once(some, most, async |node: &str, pod: &Pod| {
             let mut more = self.addresses(node);
             let mut limit = self.check.timeout + LONGER;
             if self.kubeconfig.is_some() {
@@ -137,17 +124,22 @@ impl Nodes<'_> {
                 let image = self.check.image.iter();
                 more.extend(image.map(|image| format!("--image={image}")));
             }
-            self.run(pod, more, self.kubeconfig.as_deref(), limit)
+            let input = self.kubeconfig.as_deref();
+            self.run(pod, more, input, limit).await
         })
+        .await
     }
 
     /// Asks some nodes only for what they know.
-    fn ask_briefly(&self, some: &[(String, Pod)]) -> Vec<CheckedNode> {
-        let answers = at_once(some, AT_ONCE, |_, pod| {
+    async fn ask_briefly(&self, some: &[(String, Pod)]) -> Vec<CheckedNode> {
+        let answers = at_once(some, AT_ONCE, async |_: &str, pod: &Pod| {
             let more = vec!["--no-calls".to_owned()];
-            self.run(pod, more, None, self.check.timeout)
+            self.run(pod, more, None, self.check.timeout).await
         });
-        let reports = answers.into_iter().filter_map(|(_, answer)| answer.ok());
+        let reports = answers
+            .await
+            .into_iter()
+            .filter_map(|(_, answer)| answer.ok());
         reports.flat_map(|report| report.nodes).collect()
     }
 
@@ -165,8 +157,8 @@ impl Nodes<'_> {
         flags.chain(given).collect()
     }
 
-    /// Runs a check in a pod, with `more` flags; kubectl waits for a node that has gone for a long time.
-    fn run(
+    /// Runs a check in a pod, with `more` flags.
+    async fn run(
         &self,
         pod: &Pod,
         more: Vec<String>,
@@ -182,19 +174,13 @@ impl Nodes<'_> {
             arguments.push(format!("--status-socket={}", common.socket.display()));
         }
         arguments.extend(more);
-        let arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
-        let terminal = match input {
-            Some(_) => Terminal::Input,
-            None => Terminal::None,
-        };
-        let exec = self.kubectl.exec(pod, terminal, &arguments);
-        all_nodes::read(&output(exec, input, limit)?)
+        self.kubectl.ask_in(pod, arguments, input, limit).await
     }
 
     /// Finds nodes that do not follow the objects any more. While objects change, nodes know
     /// different ones for a moment: those that differ are asked twice more, always together with one
     /// that knew what most did.
-    fn find_stale(&self, checked: Vec<CheckedNode>) -> Vec<Finding> {
+    async fn find_stale(&self, checked: Vec<CheckedNode>) -> Vec<Finding> {
         let digests = checked.iter().map(|node| &node.digest);
         let Some(usual) = most_frequent(digests).cloned() else {
             return Vec::new();
@@ -204,50 +190,22 @@ impl Nodes<'_> {
         let Some(usual) = usual.first() else {
             return Vec::new();
         };
-        let mut found = Vec::new();
+        let mut found: Vec<Finding> = Vec::new();
         for _ in 0..2 {
             if !suspects.is_empty() {
-                sleep(CHANGED_WITHIN);
+                sleep(CHANGED_WITHIN).await;
             }
-            let rounds = suspects.chunks(AT_ONCE - 1).map(|some| {
-                let names = some.iter().chain([usual]).map(|of| &of.node);
-                let names: Vec<&String> = names.collect();
+            found.clear();
+            for some in suspects.chunks(AT_ONCE - 1) {
+                let names: Vec<_> = some.iter().chain([usual]).map(|of| &of.node).collect();
                 let pods = self.all.iter().filter(|(node, _)| names.contains(&node));
-                stale(
-                    usual,
-                    some,
-                    &self.ask_briefly(&pods.cloned().collect::<Vec<_>>()),
-                )
-            });
-            found = rounds.flatten().collect::<Vec<Finding>>();
+                let again = self.ask_briefly(&pods.cloned().collect::<Vec<_>>()).await;
+                found.extend(stale(usual, some, &again));
+            }
             suspects.retain(|node| found.iter().any(|one| one.nodes.contains(&node.node)));
         }
         found
     }
-}
-
-/// Runs a command with this standard input.
-fn output(command: Command, input: Option<&[u8]>, limit: Duration) -> Result<Output, String> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build();
-    let runtime = runtime.map_err(|error| error.to_string())?;
-    let done = async {
-        let mut command = tokio::process::Command::from(command);
-        command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        let mut running = command.kill_on_drop(true).spawn()?;
-        if let (Some(mut stdin), Some(input)) = (running.stdin.take(), input) {
-            // If it ends early, its output says why.
-            let _ = stdin.write_all(input).await;
-        }
-        running.wait_with_output().await
-    };
-    let done = runtime.block_on(async { timeout(limit, done).await });
-    let done = done.map_err(|_| format!("no answer within {} s", limit.as_secs()))?;
-    done.map_err(|error| unusable(&error))
 }
 
 /// Returns the `suspects` that know the same as before, which is not what the node `usual` knows.
@@ -286,19 +244,16 @@ fn compare(nodes: &[CheckedNode], report: &mut CheckReport) {
         if let Some(mode) = mode.filter(|mode| **mode != node.mode) {
             let problem = format!("{} runs, and {mode} on most nodes", node.mode);
             let remedy = "tripod status and tripod probe on the node say why";
-            let finding = Finding::new(&node.node, "mode", problem, remedy);
             // Otherwise each node runs the best mode of its kernel.
             match node.mode_named {
-                true => report.faults.push(finding),
-                false => report.notes.push(finding),
+                true => report.fault(&node.node, "mode", problem, remedy),
+                false => report.note(&node.node, "mode", problem, remedy),
             }
         }
         if let Some(version) = version.filter(|version| **version != node.version) {
             let problem = format!("version {}, and {version} on most nodes", node.version);
             let remedy = "kubectl rollout status shows whether an upgrade is in progress";
-            report
-                .notes
-                .push(Finding::new(&node.node, "Tripod", problem, remedy));
+            report.note(&node.node, "Tripod", problem, remedy);
         }
     }
 }

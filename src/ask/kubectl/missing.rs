@@ -21,7 +21,7 @@ pub(super) struct Missing {
 
 /// Returns the nodes of Linux without a pod that runs, if nodes may be listed.
 pub(super) fn missing(kubectl: &Kubectl, listed: &[Pod]) -> Vec<Missing> {
-    let nodes = kubectl.linux_nodes().unwrap_or_default().into_iter();
+    let nodes = kubectl.linux_nodes().into_iter();
     let runs = |node: &String| {
         let mut here = listed.iter().filter(|pod| pods::node(pod) == Some(node));
         here.any(pods::runs)

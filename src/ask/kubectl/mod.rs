@@ -13,10 +13,12 @@ use std::{
     io::{self, IsTerminal},
     path::Path,
     process::{Command, ExitCode, Stdio},
+    time::Duration,
 };
 
 use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, de::DeserializeOwned};
+use tokio::{io::AsyncWriteExt, runtime::Builder, time::timeout};
 
 pub use self::command_line::command;
 use self::command_line::{Asked, Target};
@@ -38,23 +40,38 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(asked) => asked,
         Err(stop) => return stop.print(),
     };
-    let kubectl = &asked.kubectl;
-    let done = match &asked.target {
-        _ if asked.check.is_some() => check::print(&asked),
-        Target::Node(node) => pods::of_node(kubectl, node).and_then(|pod| run_in(&pod, &asked)),
-        Target::NodeOf(pod) => kubectl
-            .node_of(pod)
-            .and_then(|node| pods::of_node(kubectl, &node))
-            .and_then(|pod| run_in(&pod, &asked)),
-        Target::Only => pods::only(kubectl).and_then(|pod| run_in(&pod, &asked)),
-        Target::AllNodes => all_nodes::print(&asked),
-    };
+    let runtime = Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| format!("cannot start: {error}"));
+    let done = runtime.and_then(|runtime| runtime.block_on(answer(&asked)));
     done.unwrap_or_else(|why| cli::fail(&why, UNREACHABLE))
 }
 
-/// Runs the command in a pod, with this process's terminal.
+async fn answer(asked: &Asked) -> Result<ExitCode, String> {
+    let kubectl = &asked.kubectl;
+    let node = match &asked.target {
+        Target::Node(node) => Some(node.clone()),
+        Target::NodeOf(pod) => Some(kubectl.node_of(pod)?),
+        Target::Only | Target::AllNodes => None,
+    };
+    if let Some(check) = &asked.check {
+        return check::print(asked, check, node).await;
+    }
+    match node {
+        _ if asked.target == Target::AllNodes => all_nodes::print(asked).await,
+        Some(node) => run_in(&pods::find(kubectl, &pods::all(kubectl)?, &node)?, asked),
+        None => run_in(&pods::only(kubectl)?, asked),
+    }
+}
+
+/// Runs the command in a pod, with this process's terminal if it has one: for colours, and for a table
+/// that follows changes.
 fn run_in(pod: &Pod, asked: &Asked) -> Result<ExitCode, String> {
-    let mut exec = asked.kubectl.exec(pod, Terminal::OfUser, &asked.command);
+    let is_interactive = io::stdin().is_terminal() && io::stdout().is_terminal();
+    let terminal: &[&str] = match is_interactive {
+        true => &["--stdin", "--tty"],
+        false => &[],
+    };
+    let mut exec = asked.kubectl.exec(pod, terminal, &asked.command);
     let status = exec.status().map_err(|error| unusable(&error))?;
     let code = status.code().and_then(|code| u8::try_from(code).ok());
     Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
@@ -62,16 +79,6 @@ fn run_in(pod: &Pod, asked: &Asked) -> Result<ExitCode, String> {
 
 fn unusable(error: &io::Error) -> String {
     format!("cannot run kubectl: {error}; it must be on the PATH")
-}
-
-/// Which terminal a command in a pod has.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Terminal {
-    None,
-    /// None, but standard input.
-    Input,
-    /// That of this process, if it has one: for colours, and for a table that follows changes.
-    OfUser,
 }
 
 /// A list, as kubectl prints it.
@@ -98,44 +105,43 @@ impl Kubectl {
         command
     }
 
+    /// Returns what kubectl prints for these arguments; `None` if it fails. It may ask for a password.
+    fn output(&self, arguments: &[&str], stderr: Stdio) -> Result<Option<Vec<u8>>, String> {
+        let mut command = self.command();
+        command.args(arguments).stdin(Stdio::inherit());
+        let done = command.stderr(stderr).output();
+        let done = done.map_err(|error| unusable(&error))?;
+        Ok(done.status.success().then_some(done.stdout))
+    }
+
     /// Returns the objects that `kubectl get` prints for these arguments.
     fn get<T: DeserializeOwned>(&self, arguments: &[&str]) -> Result<T, String> {
-        let mut command = self.command();
-        command.arg("get").args(arguments).arg("--output=json");
-        // It may ask for a password.
-        command.stdin(Stdio::inherit()).stderr(Stdio::inherit());
-        let done = command.output().map_err(|error| unusable(&error))?;
         let what = arguments.join(" ");
-        if !done.status.success() {
-            return Err(format!("kubectl cannot get {what}"));
-        }
-        serde_json::from_slice(&done.stdout)
+        let all = [&["get"], arguments, &["--output=json"]].concat();
+        let text = self.output(&all, Stdio::inherit())?;
+        let text = text.ok_or_else(|| format!("kubectl cannot get {what}"))?;
+        serde_json::from_slice(&text)
             .map_err(|error| format!("cannot read what kubectl prints for get {what}: {error}"))
     }
 
-    /// Returns the names of the nodes of Linux. The table that kubectl prints for people is much
-    /// smaller than the objects.
-    fn linux_nodes(&self) -> Result<Vec<String>, String> {
-        let mut command = self.command();
-        command.args(["get", "nodes", "--no-headers", "-l"]);
-        command.arg("kubernetes.io/os!=windows");
-        let done = command.output().map_err(|error| unusable(&error))?;
-        let lines = String::from_utf8_lossy(&done.stdout);
+    /// Returns the names of the nodes of Linux, if they may be listed. The table that kubectl prints for
+    /// people is much smaller than the objects.
+    fn linux_nodes(&self) -> Vec<String> {
+        let of_linux = "kubernetes.io/os!=windows";
+        let table = self.output(
+            &["get", "nodes", "--no-headers", "-l", of_linux],
+            Stdio::null(),
+        );
+        let table = table.ok().flatten().unwrap_or_default();
+        let lines = String::from_utf8_lossy(&table);
         let names = lines.lines().filter_map(|line| line.split(' ').next());
-        let names = names.map(str::to_owned).collect();
-        done.status
-            .success()
-            .then_some(names)
-            .ok_or_else(|| "kubectl cannot get nodes".to_owned())
+        names.map(str::to_owned).collect()
     }
 
     /// Returns the kubeconfig of this call, with the certificates in it.
     fn kubeconfig(&self) -> Result<Vec<u8>, String> {
-        let mut command = self.command();
-        command.args(["config", "view", "--raw", "--minify", "--flatten"]);
-        let done = command.stderr(Stdio::inherit()).output();
-        let done = done.map_err(|error| unusable(&error))?;
-        let kubeconfig = done.status.success().then_some(done.stdout);
+        let view = ["config", "view", "--raw", "--minify", "--flatten"];
+        let kubeconfig = self.output(&view, Stdio::inherit())?;
         kubeconfig.ok_or_else(|| "kubectl cannot print the kubeconfig".to_owned())
     }
 
@@ -150,20 +156,54 @@ impl Kubectl {
         node.ok_or_else(|| format!("pod {pod} has no node yet"))
     }
 
-    /// Builds the command that runs `tripod` with these arguments in a pod.
-    fn exec(&self, pod: &Pod, terminal: Terminal, arguments: &[OsString]) -> Command {
+    /// Builds the command that runs `tripod` with these arguments in a pod; `flags` are those of
+    /// `kubectl exec`.
+    fn exec(
+        &self,
+        pod: &Pod,
+        flags: &[&str],
+        arguments: impl IntoIterator<Item = impl AsRef<OsStr>>,
+    ) -> Command {
         let mut command = self.command();
         let name = pod.metadata.name.as_deref().unwrap_or_default();
         command.args(["exec", "--namespace", &self.namespace, name]);
         command.args(["--container", pods::container(pod)]);
-        let is_interactive = || io::stdin().is_terminal() && io::stdout().is_terminal();
-        if terminal == Terminal::OfUser && is_interactive() {
-            command.args(["--stdin", "--tty"]);
-        }
-        if terminal == Terminal::Input {
-            command.arg("--stdin");
-        }
-        command.args(["--", "tripod"]).args(arguments);
+        command.args(flags).args(["--", "tripod"]).args(arguments);
         command
+    }
+
+    /// Runs `tripod` with these arguments and this standard input in a pod. Returns the JSON that it
+    /// prints. kubectl waits for a node that has gone for a long time.
+    async fn ask_in<T: DeserializeOwned>(
+        &self,
+        pod: &Pod,
+        arguments: impl IntoIterator<Item = impl AsRef<OsStr>>,
+        input: Option<&[u8]>,
+        limit: Duration,
+    ) -> Result<T, String> {
+        let stdin: &[&str] = input.map_or(&[], |_| &["--stdin"]);
+        let mut command = tokio::process::Command::from(self.exec(pod, stdin, arguments));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.stderr(Stdio::piped()).kill_on_drop(true);
+        let done = async {
+            let mut running = command.spawn()?;
+            if let (Some(mut stdin), Some(input)) = (running.stdin.take(), input) {
+                // If it ends early, its output says why.
+                let _ = stdin.write_all(input).await;
+            }
+            running.wait_with_output().await
+        };
+        let done = timeout(limit, done).await;
+        let done = done.map_err(|_| format!("no answer within {} s", limit.as_secs()))?;
+        let done = done.map_err(|error| unusable(&error))?;
+        serde_json::from_slice(&done.stdout).map_err(|error| {
+            let said = String::from_utf8_lossy(&done.stderr);
+            // kubectl ends with such a line.
+            let is_why = |line: &&str| !line.starts_with("command terminated with exit code");
+            match said.trim().lines().rfind(is_why) {
+                Some(said) => said.to_owned(),
+                None => format!("cannot read its answer: {error}"),
+            }
+        })
     }
 }

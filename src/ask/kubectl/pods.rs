@@ -27,11 +27,8 @@ pub(super) fn container(pod: &Pod) -> &str {
 
 /// Returns whether a command can be run in it.
 pub(super) fn runs(pod: &Pod) -> bool {
-    let phase = pod
-        .status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref());
-    phase == Some("Running")
+    let phase = pod.status.iter().flat_map(|status| &status.phase).next();
+    phase.is_some_and(|phase| phase == "Running")
 }
 
 /// Orders pods of one node: during a rollout there may be two, and the newer one serves once it is
@@ -72,14 +69,6 @@ pub(super) fn serving(mut pods: Vec<Pod>) -> Vec<(String, Pod)> {
     pods.dedup_by(|one, before| node(one) == node(before));
     let with_node = |pod: Pod| Some((node(&pod)?.clone(), pod));
     pods.into_iter().filter_map(with_node).collect()
-}
-
-/// Returns the pod that serves a node.
-///
-/// # Errors
-/// When there is none.
-pub(super) fn of_node(kubectl: &Kubectl, node: &str) -> Result<Pod, String> {
-    find(kubectl, &all(kubectl)?, node)
 }
 
 /// Returns the pod that serves a node, one of `all`.

@@ -10,7 +10,7 @@ pub(super) use self::{objects::hostname, observing::LOGGING};
 use super::flag::Flag;
 
 /// The flags by the headings that they have in the help.
-pub(super) const GROUPS: [(&str, &[Flag]); 9] = [
+const GROUPS: [(&str, &[Flag]); 9] = [
     ("Objects", objects::OBJECTS),
     ("Proxying", proxying::PROXYING),
     ("iptables mode", proxying::IPTABLES),
@@ -21,6 +21,14 @@ pub(super) const GROUPS: [(&str, &[Flag]); 9] = [
     ("Logging", LOGGING),
     ("Running", running::RUNNING),
 ];
+
+/// The headings of which each flag has an effect even if there is a configuration file.
+const BESIDE_FILE: [&str; 2] = ["Userspace mode", "Logging"];
+
+/// Returns whether the flag below that heading has an effect even if there is a configuration file.
+pub(super) fn is_beside_file((heading, flag): &(&'static str, &'static Flag)) -> bool {
+    flag.beside_file || BESIDE_FILE.contains(heading)
+}
 
 /// Returns every flag, in the order of the help.
 pub(super) fn all() -> impl Iterator<Item = &'static Flag> {

@@ -139,22 +139,19 @@ pub(in crate::cli) const LOGGING: &[Flag] = &[
     )
     .line("How much is logged: 0, 2 (each sync too) or 4")
     .common()
-    .short('v')
-    .beside_file(),
+    .short('v'),
     Flag::text(
         "logging-format",
         "FORMAT",
         |o| &mut o.configuration.logging.format,
         "text or json",
     )
-    .common()
-    .beside_file(),
+    .common(),
     Flag::time(
         "log-flush-frequency",
         |o| &mut o.configuration.logging.flush_frequency,
         "Accepted for compatibility: Tripod writes each line at once",
-    )
-    .beside_file(),
+    ),
     Flag::new(
         "vmodule",
         "PATTERN=N,...",
@@ -164,14 +161,12 @@ pub(in crate::cli) const LOGGING: &[Flag] = &[
             Ok(())
         }),
         "Accepted for compatibility: the verbosity is the same for all files",
-    )
-    .beside_file(),
+    ),
     Flag::switch(
         "log-text-split-stream",
         |o| &mut o.configuration.logging.options.text.split_stream,
         "Accepted for compatibility: the log goes to standard error",
-    )
-    .beside_file(),
+    ),
     Flag::new(
         "log-text-info-buffer-size",
         "SIZE",
@@ -185,14 +180,12 @@ pub(in crate::cli) const LOGGING: &[Flag] = &[
             "",
         ),
         "Accepted for compatibility: nothing is buffered",
-    )
-    .beside_file(),
+    ),
     Flag::switch(
         "log-json-split-stream",
         |o| &mut o.configuration.logging.options.json.split_stream,
         "Accepted for compatibility: the log goes to standard error",
-    )
-    .beside_file(),
+    ),
     Flag::new(
         "log-json-info-buffer-size",
         "SIZE",
@@ -206,8 +199,7 @@ pub(in crate::cli) const LOGGING: &[Flag] = &[
             "",
         ),
         "Accepted for compatibility: nothing is buffered",
-    )
-    .beside_file(),
+    ),
 ];
 
 fn port(into: &mut Option<u16>, text: &str) -> Result<(), String> {

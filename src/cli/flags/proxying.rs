@@ -238,8 +238,7 @@ pub(super) const USERSPACE: &[Flag] = &[
          (redirect), by local routes without netfilter (local), or by redirect if the kernel \
          supports it, otherwise local (auto)",
     )
-    .line("How packets reach Tripod: redirect, local or auto")
-    .beside_file(),
+    .line("How packets reach Tripod: redirect, local or auto"),
     Flag::new(
         "userspace-io",
         "HOW",
@@ -248,8 +247,7 @@ pub(super) const USERSPACE: &[Flag] = &[
          io_uring, with one call for many connections that exchange short messages (uring). auto: \
          use io_uring if this kernel allows it",
     )
-    .line("How data is received and sent: epoll, uring or auto")
-    .beside_file(),
+    .line("How data is received and sent: epoll, uring or auto"),
     Flag::new(
         "proxy-port-range",
         "FIRST-LAST",
@@ -263,8 +261,7 @@ pub(super) const USERSPACE: &[Flag] = &[
         ),
         "Local ports for redirect capture, such as 20000-21999; without it, the kernel picks free \
          ones. Overrides portRange of the configuration file",
-    )
-    .beside_file(),
+    ),
     Flag::new(
         "udp-timeout",
         "DURATION",
@@ -273,8 +270,7 @@ pub(super) const USERSPACE: &[Flag] = &[
             "30s",
         ),
         "How long a silent UDP client keeps its endpoint",
-    )
-    .beside_file(),
+    ),
     Flag::new(
         "userspace-dial-attempts",
         "N",
@@ -288,8 +284,7 @@ pub(super) const USERSPACE: &[Flag] = &[
         ),
         "Maximum number of attempts to connect one client to an endpoint, before its connection is \
          reset",
-    )
-    .beside_file(),
+    ),
     Flag::new(
         "userspace-dial-timeout",
         "DURATION",
@@ -298,8 +293,7 @@ pub(super) const USERSPACE: &[Flag] = &[
             "5s",
         ),
         "Maximum time that all these attempts may take together",
-    )
-    .beside_file(),
+    ),
     Flag::new(
         "userspace-tcp-user-timeout",
         "DURATION",
@@ -310,8 +304,7 @@ pub(super) const USERSPACE: &[Flag] = &[
         "How long data sent to a client or endpoint may stay unacknowledged before the connection \
          is reset; 0: as long as the kernel allows (net.ipv4.tcp_retries2). A peer that answers \
          but does not read is never disconnected",
-    )
-    .beside_file(),
+    ),
     Flag::new(
         "userspace-max-connections",
         "N",
@@ -326,8 +319,7 @@ pub(super) const USERSPACE: &[Flag] = &[
         "Maximum number of TCP connections and UDP clients of each Service on this node, unless it \
          is annotated with tripod.proxy/max-connections; further connections wait. 0: limited only \
          by file descriptors and memory",
-    )
-    .beside_file(),
+    ),
     Flag::new(
         "userspace-max-connections-per-client",
         "N",
@@ -345,16 +337,14 @@ pub(super) const USERSPACE: &[Flag] = &[
          are reset, and their datagrams dropped. auto: as many as leave file descriptors and \
          memory to other clients of the Service, at most about three fifths of them; a number: in \
          addition, at most that many; none: no limit",
-    )
-    .beside_file(),
+    ),
     Flag::time(
         "userspace-drain-timeout",
         |o| &mut o.own.drain_timeout,
         "How long Tripod may continue after SIGTERM or a change of its configuration file. It \
          follows the cluster and accepts connections until another Tripod process does, and exits \
          when its connections have ended; a second signal ends it at once",
-    )
-    .beside_file(),
+    ),
     Flag::new(
         "userspace-holder-socket",
         "PATH",
@@ -363,8 +353,7 @@ pub(super) const USERSPACE: &[Flag] = &[
          process runs, so that new connections wait for the next one instead of being refused; \
          empty: none",
     )
-    .line("Holder's socket")
-    .beside_file(),
+    .line("Holder's socket"),
     Flag::new(
         "userspace-workers",
         "N",
@@ -376,15 +365,13 @@ pub(super) const USERSPACE: &[Flag] = &[
             "0",
         ),
         "Number of threads of the data path; 0: one per core, at most 8",
-    )
-    .beside_file(),
+    ),
     Flag::switch(
         "userspace-transparent",
         |o| &mut o.own.transparent,
         "Let endpoints see the client's address if their answers come back through this node; \
          needs iptables with the socket match",
-    )
-    .beside_file(),
+    ),
 ];
 
 pub(super) const CONNTRACK: &[Flag] = &[

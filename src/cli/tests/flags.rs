@@ -327,11 +327,13 @@ fn jobs() {
     for (arguments, job) in [
         (&[][..], Job::Serve),
         (&["--cleanup=false"], Job::Serve),
-        (&["--cleanup"], Job::Cleanup(Cleanup::Everything)),
-        (&["cleanup"], Job::Cleanup(Cleanup::Everything)),
+        (&["--cleanup"], Job::Cleanup(Cleanup::default())),
+        (&["cleanup"], Job::Cleanup(Cleanup::default())),
         (
             &["cleanup", "--keep-kube-proxy"],
-            Job::Cleanup(Cleanup::OnlyOfTripod),
+            Job::Cleanup(Cleanup {
+                keep_kube_proxy: true,
+            }),
         ),
         (&["--init-only"], Job::Init),
         (
@@ -414,7 +416,7 @@ fn what_is_to_be_left_out_is_known_by_name_and_no_flag_of_kube_proxys() {
 #[test]
 fn the_node_that_is_compared_can_be_named() {
     let named = |flags: &[&str]| match settings(&[&["migrate", "--check"], flags].concat()).job {
-        Job::Migrate(asked) => asked.hostname_override,
+        Job::Migrate(asked) => asked.node().map(str::to_owned),
         other => panic!("{flags:?}: {other:?}"),
     };
     assert_eq!(named(&[]), None);
@@ -430,54 +432,47 @@ fn questions_to_the_running_proxy() {
         Job::Ask(ask) => ask,
         other => panic!("{arguments:?}: {other:?}"),
     };
-    let services = |namespace: Option<&str>, name: Option<&str>| Question::Services {
-        namespace: namespace.map(str::to_owned),
-        name: name.map(str::to_owned),
-        repeat: Repeat::Never,
+    let common = |output, socket: &str| Common {
+        format: Format { output },
+        socket: socket.into(),
+    };
+    let status = |common| {
+        Ask::Status(Status {
+            common,
+            probe: None,
+        })
+    };
+    let services = |namespace: Option<&str>, name: Option<&str>, watch, output| {
+        Ask::Services(Services {
+            common: common(output, "/run/tripod/tripod.sock"),
+            watch,
+            services: namespace.map(|of| (of.to_owned(), name.map(str::to_owned))),
+        })
     };
     let usual = "/run/tripod/tripod.sock";
-    for (arguments, question, output, socket) in [
-        (&["status"][..], Question::Status, Output::Table, usual),
+    for (arguments, expected) in [
+        (&["status"][..], status(common(Output::Table, usual))),
         (
             &["status", "-o", "wide", "--status-socket=/s"],
-            Question::Status,
-            Output::Wide,
-            "/s",
+            status(common(Output::Wide, "/s")),
         ),
         (
             &["services", "--output=json"],
-            services(None, None),
-            Output::Json,
-            usual,
+            services(None, None, false, Output::Json),
         ),
         (
             &["services", "shop", "-oyaml"],
-            services(Some("shop"), None),
-            Output::Yaml,
-            usual,
+            services(Some("shop"), None, false, Output::Yaml),
         ),
         (
             &["services", "shop/cart"],
-            services(Some("shop"), Some("cart")),
-            Output::Table,
-            usual,
+            services(Some("shop"), Some("cart"), false, Output::Table),
         ),
         (
             &["services", "--watch"],
-            Question::Services {
-                namespace: None,
-                name: None,
-                repeat: Repeat::OnChange,
-            },
-            Output::Table,
-            usual,
+            services(None, None, true, Output::Table),
         ),
     ] {
-        let expected = Ask {
-            question,
-            output,
-            socket: socket.into(),
-        };
         assert_eq!(ask(arguments), expected, "{arguments:?}");
     }
     for wrong in ["/", "a/", "/b", "a/b/c", "a?continue=x", "a b"] {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::cli::{
-    flags::GROUPS,
+    flags::{is_beside_file, with_headings},
     help::{COMMANDS, MORE_FLAGS, VALUES},
 };
 
@@ -124,14 +124,12 @@ fn the_help_names_the_flags_that_apply_beside_a_file() {
     };
     let whole = ["Userspace mode", "Logging", "Running"];
     let (mut beside, mut excepted) = (BTreeSet::new(), BTreeSet::new());
-    for (heading, flags) in GROUPS {
-        for flag in flags.iter().filter(|flag| !flag.hidden) {
-            match (whole.contains(&heading), flag.beside_file) {
-                (true, false) => excepted.insert(flag.name.to_owned()),
-                (false, true) => beside.insert(flag.name.to_owned()),
-                _ => false,
-            };
-        }
+    for (heading, flag) in with_headings().filter(|(_, flag)| !flag.hidden) {
+        match (whole.contains(&heading), is_beside_file(&(heading, flag))) {
+            (true, false) => excepted.insert(flag.name.to_owned()),
+            (false, true) => beside.insert(flag.name.to_owned()),
+            _ => false,
+        };
     }
     let mut alone = named(alone);
     alone.remove("config");
@@ -192,12 +190,14 @@ fn the_help_has_the_flags_that_a_subcommand_uses() {
     ];
     let others = ["--masquerade-all", "--proxy-mode=ipvs", "--kube-api-qps=9"];
     for (name, own, job) in [
+        ("cleanup", &of_cleanup[..], Job::Cleanup(Cleanup::default())),
         (
-            "cleanup",
-            &of_cleanup[..],
-            Job::Cleanup(Cleanup::Everything),
+            "probe",
+            &of_probe,
+            Job::Probe(Format {
+                output: Output::Table,
+            }),
         ),
-        ("probe", &of_probe, Job::Probe(Output::Table)),
     ] {
         let expected: BTreeSet<_> = common.iter().chain(own).copied().collect();
         for flag in ["--help", "--help-all"] {

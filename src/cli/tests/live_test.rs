@@ -1,14 +1,11 @@
 //! Command lines of `tripod test` on a live cluster.
 
 use super::*;
-use crate::cli::{Cluster, Place};
+use crate::cli::Cluster;
 
 fn cluster(arguments: &[&str]) -> Cluster {
     match settings(&[&["test"], arguments].concat()).job {
-        Job::Test(test) => match test.place {
-            Place::Cluster(cluster) => cluster,
-            other => panic!("{arguments:?}: {other:?}"),
-        },
+        Job::Test(test) if test.manifests.is_none() => test.cluster,
         other => panic!("{arguments:?}: {other:?}"),
     }
 }

@@ -8,29 +8,22 @@ fn folders_that_are_tried() {
         Job::Test(test) => test,
         other => panic!("{arguments:?}: {other:?}"),
     };
-    let expected = |mode, node: Option<&str>, output, socket: &str| Test {
-        place: Place::Manifests(FolderTest {
-            folder: "/m".into(),
-            mode,
-            node: node.map(str::to_owned),
-        }),
-        output,
-        socket: socket.into(),
-    };
-    assert_eq!(
-        test(&["--manifests=/m"]),
-        expected(None, None, Output::Table, "/run/tripod/tripod.sock")
-    );
-    assert_eq!(
-        test(&[
-            "--manifests=/m",
-            "--proxy-mode=iptables",
-            "--hostname-override=node-1",
-            "-oyaml",
-            "--status-socket=/s",
-        ]),
-        expected(Some(ModeName::Iptables), Some("node-1"), Output::Yaml, "/s")
-    );
+    let usual = test(&["--manifests=/m"]);
+    assert_eq!(usual.manifests, Some("/m".into()));
+    assert_eq!((usual.proxy_mode, usual.hostname_override), (None, None));
+    assert_eq!(usual.common.format.output, Output::Table);
+    assert_eq!(usual.common.socket, Path::new("/run/tripod/tripod.sock"));
+    let given = test(&[
+        "--manifests=/m",
+        "--proxy-mode=iptables",
+        "--hostname-override=node-1",
+        "-oyaml",
+        "--status-socket=/s",
+    ]);
+    assert_eq!(given.proxy_mode, Some(ModeName::Iptables));
+    assert_eq!(given.hostname_override.as_deref(), Some("node-1"));
+    assert_eq!(given.common.format.output, Output::Yaml);
+    assert_eq!(given.common.socket, Path::new("/s"));
 }
 
 #[test]

@@ -61,10 +61,10 @@ fn words_that_mean_the_same_are_accepted() {
             &["explain", "--from=node", "--to", "[fd00::a]:53/udp"],
         ),
         (&["trace", "10.96.0.1:80"], &["trace", "--to=10.96.0.1:80"]),
-        (&["migrate"], &["migrate", "--check"]),
     ] {
         assert_eq!(job(words), job(same), "{words:?}");
     }
+    assert!(matches!(job(&["migrate", "--check"]), Job::Migrate(_)));
     for arguments in [
         &["explain"][..],
         &["explain", "shop/web", "--to=shop/web"],
@@ -78,10 +78,7 @@ fn words_that_mean_the_same_are_accepted() {
 #[test]
 fn a_question_names_a_sender_only_if_it_is_given() {
     let from = |arguments: &[&str]| match settings(arguments).job {
-        Job::Ask(Ask {
-            question: Question::Explain(Explain { from, .. }),
-            ..
-        }) => from,
+        Job::Ask(Ask::Explain(explain)) => explain.from,
         other => panic!("{other:?}"),
     };
     assert_eq!(from(&["explain", "shop/web"]), None);

@@ -6,13 +6,15 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+use futures_util::future::join_all;
+
 use super::{
     super::{
-        cluster::existing::{Connected, Seen, kind},
-        many::all,
+        call::Seen,
+        cluster::existing::{compare, kind},
         report::Outcome,
     },
-    attempt::{attempt, health_check},
+    attempt::{attempt, health_check, words},
     calls::{Calls, Doubt, Judged},
     sample::{Target, name},
 };
@@ -34,7 +36,7 @@ const FIRST: usize = 3;
 impl Calls<'_> {
     /// Calls these addresses, and node ports at other nodes.
     pub async fn addresses(&self, ports: &[ServicePort], sample: &[Target<'_>]) -> Vec<Judged> {
-        let own = all(sample.iter().map(async |Target { port, address }| {
+        let own = join_all(sample.iter().map(async |Target { port, address }| {
             let call = async |_: &[_], port: &_| self.address(port, address).await;
             self.judged(ports, port, call).await
         }));
@@ -42,7 +44,7 @@ impl Calls<'_> {
             let own = self.own_ip(family).map(|ip| (self.node, ip));
             own.into_iter().chain(self.others(family))
         });
-        let at_nodes = all(nodes.map(|node| self.at_node(node, ports, sample)));
+        let at_nodes = join_all(nodes.map(|node| self.at_node(node, ports, sample)));
         let (mut judged, at_nodes) = tokio::join!(own, at_nodes);
         judged.extend(at_nodes.into_iter().flatten());
         judged
@@ -68,7 +70,7 @@ impl Calls<'_> {
             self.judged(ports, port, call).await
         };
         let (first, rest) = node_ports.split_at(FIRST.min(node_ports.len()));
-        let mut judged = all(first.iter().map(call)).await;
+        let mut judged = join_all(first.iter().map(call)).await;
         let is_wrong = |one: &Judged| matches!(one, Err(Doubt::Wrong(_)));
         if judged.len() == FIRST && judged.iter().all(is_wrong) {
             let remedy = "is the node up? Allow node ports in its packet filters, and between the \
@@ -77,14 +79,14 @@ impl Calls<'_> {
             let finding = Finding::new(node.0, object, "none of those called answers", remedy);
             return vec![Err(Doubt::Wrong(finding.seen_from(self.node)))];
         }
-        judged.extend(all(rest.iter().map(call)).await);
+        judged.extend(join_all(rest.iter().map(call)).await);
         let checked = of_family.filter(|one| one.port.health_check.is_some());
         let checked: BTreeMap<_, _> = checked.map(|one| (service(one.port), one.port)).collect();
         let checks = checked.into_values().map(async |port| {
             let call = async |ports: &[_], port: &_| self.health_check(ports, port, node).await;
             self.judged(ports, port, call).await
         });
-        judged.extend(all(checks).await);
+        judged.extend(join_all(checks).await);
         judged
     }
 
@@ -96,14 +98,14 @@ impl Calls<'_> {
         };
         let explained = self.explain(to, &port.protocol).await?;
         let is_forwarded = explained.verdict == "forwarded";
-        let mut connected = Connected::default();
+        let mut seen = Vec::new();
         for _ in 0..if is_forwarded { CONNECTIONS } else { 1 } {
-            connected.add(&attempt(to, &port.protocol).await);
-            if connected.compare(&explained).outcome != Outcome::Passed {
+            seen.push(attempt(to, &port.protocol).await);
+            if compare(&seen, &explained).outcome != Outcome::Passed {
                 break;
             }
         }
-        if connected.compare(&explained).outcome != Outcome::Failed {
+        if compare(&seen, &explained).outcome != Outcome::Failed {
             return Ok(());
         }
         let mut remedy = "another program answers, or drops the refusal: tripod trace to this \
@@ -115,14 +117,13 @@ impl Calls<'_> {
             let candidates = candidates
                 .filter_map(|one| Some((one.address.parse().ok()?, one.share.unwrap_or(1.0))));
             if !self.all_answer(candidates.collect(), port).await? {
-                let more = all((0..MORE).map(|_| attempt(to, &port.protocol))).await;
-                more.iter().for_each(|seen| connected.add(seen));
-                if connected.open > 0 {
+                seen.extend(join_all((0..MORE).map(|_| attempt(to, &port.protocol))).await);
+                if seen.contains(&Seen::Open) {
                     return Ok(());
                 }
             }
         }
-        let finding = connected.compare(&explained);
+        let finding = compare(&seen, &explained);
         let kind = kind(address);
         let object = format!("{kind} {to} {} of {}", port.protocol, name(port));
         let problem = format!("promised: {}; {}", finding.promised, finding.seen);
@@ -166,7 +167,7 @@ impl Calls<'_> {
         // From there, an endpoint may be out of reach that answers here: that is another fault.
         let mut seen = attempt(to, &port.protocol).await;
         if seen != Seen::Open {
-            let more = all((1..MORE).map(|_| attempt(to, &port.protocol))).await;
+            let more = join_all((1..MORE).map(|_| attempt(to, &port.protocol))).await;
             let open = more.into_iter().find(|seen| *seen == Seen::Open);
             seen = open.unwrap_or(seen);
         }
@@ -177,7 +178,7 @@ impl Calls<'_> {
         let object = format!("node port {to} {} of {}", port.protocol, name(port));
         let remedy = "its endpoints answer: allow node ports in the packet filters of the node, and \
                       between the nodes";
-        let finding = Finding::new(other, object, seen.words(), remedy);
+        let finding = Finding::new(other, object, words(&seen), remedy);
         Err(Doubt::Wrong(finding.seen_from(self.node)))
     }
 

@@ -7,16 +7,18 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures_util::{
+    StreamExt,
+    future::{self, join_all},
+    stream,
+};
 use tokio::{
-    sync::{Semaphore, SemaphorePermit},
+    sync::Semaphore,
     time::{sleep, timeout},
 };
 
 use super::{
-    super::{
-        cluster::existing::{Seen, node_ip},
-        many::all,
-    },
+    super::{call::Seen, cluster::existing::node_ip},
     attempt::attempt,
     endpoints::Called,
     sample::{Target, is_called, name},
@@ -27,7 +29,8 @@ use crate::{
     status_api::{Endpoint, Explanation, ServicePort},
 };
 
-/// Maximum number of simultaneous calls.
+/// Maximum number of simultaneous calls of addresses, and of endpoints: those that do not answer take
+/// no time from the addresses.
 const AT_ONCE: usize = 48;
 
 /// Maximum number of simultaneous questions to Tripod, which keeps 16 connections open.
@@ -51,6 +54,7 @@ pub struct Calls<'a> {
     pub asked: &'a Check,
     pub node: &'a str,
     until: Instant,
+    /// For addresses.
     turns: Semaphore,
     questions: Semaphore,
     /// Number of calls that were made, and of those for which no time was left.
@@ -75,11 +79,11 @@ pub enum Doubt {
 pub type Judged = Result<(), Doubt>;
 
 impl<'a> Calls<'a> {
-    pub fn new(asked: &'a Check, node: &'a str, until: Instant) -> Calls<'a> {
+    pub fn new(asked: &'a Check, node: &'a str) -> Calls<'a> {
         Calls {
             asked,
             node,
-            until,
+            until: Instant::now() + asked.timeout,
             turns: Semaphore::new(AT_ONCE),
             questions: Semaphore::new(QUESTIONS),
             made: Cell::new(0),
@@ -102,20 +106,20 @@ impl<'a> Calls<'a> {
                 }
             }
         }
-        let calls = wanted
-            .into_iter()
-            .map(async |((address, _), (port, endpoint))| {
-                let _turn = self.turn().await.ok()?;
-                Some(Called {
-                    seen: self.endpoint(port, endpoint, address).await?,
-                    service_port: name(port),
-                    namespace: port.namespace.clone(),
-                    protocol: port.protocol.clone(),
-                    address,
-                    node: endpoint.node.clone(),
-                })
-            });
-        all(calls).await.into_iter().flatten().collect()
+        let wanted = stream::iter(wanted);
+        let calls = wanted.map(async |((address, _), (port, endpoint))| {
+            self.begin().ok()?;
+            Some(Called {
+                seen: self.endpoint(port, endpoint, address).await?,
+                service_port: name(port),
+                namespace: port.namespace.clone(),
+                protocol: port.protocol.clone(),
+                address,
+                node: endpoint.node.clone(),
+            })
+        });
+        let called = calls.buffer_unordered(AT_ONCE);
+        called.filter_map(future::ready).collect().await
     }
 
     /// Calls an endpoint; a second time, if it is still one. Otherwise returns `None`.
@@ -145,7 +149,7 @@ impl<'a> Calls<'a> {
             let is_open = attempt(*to, &port.protocol).await == Seen::Open;
             share * f64::from(u8::from(is_open))
         });
-        let open: f64 = all(calls).await.iter().sum();
+        let open: f64 = join_all(calls).await.iter().sum();
         let total: f64 = endpoints.iter().map(|(_, share)| share).sum();
         let all_answer = open >= total && !is_sample;
         let is_sticky = port.affinity_seconds.is_some();
@@ -155,13 +159,12 @@ impl<'a> Calls<'a> {
         Ok(all_answer)
     }
 
-    /// Waits for a turn.
-    pub async fn turn(&self) -> Result<SemaphorePermit<'_>, Doubt> {
-        let turn = self.turns.acquire().await.map_err(|_| Doubt::Late)?;
+    /// Counts a call, unless no time is left for it.
+    fn begin(&self) -> Result<(), Doubt> {
         let in_time = Instant::now() < self.until && !self.is_lost.get();
         let count = if in_time { &self.made } else { &self.left };
         count.set(count.get() + 1);
-        in_time.then_some(turn).ok_or(Doubt::Late)
+        in_time.then_some(()).ok_or(Doubt::Late)
     }
 
     /// Returns the address at which this node serves node ports.
@@ -222,7 +225,8 @@ impl<'a> Calls<'a> {
         port: &ServicePort,
         call: impl AsyncFn(&[ServicePort], &ServicePort) -> Judged,
     ) -> Judged {
-        let _turn = self.turn().await?;
+        let _turn = self.turns.acquire().await;
+        self.begin()?;
         let first = call(ports, port).await;
         if !matches!(first, Err(Doubt::Wrong(_))) {
             return first;

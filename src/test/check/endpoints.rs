@@ -7,7 +7,7 @@ use std::{
 
 use net::Family;
 
-use super::super::cluster::existing::Seen;
+use super::{super::call::Seen, attempt::words};
 use crate::ask::check::{CheckReport, Finding};
 
 /// Number of silent pods of a node from which on the network is at fault, and not the pods.
@@ -77,9 +77,7 @@ pub fn add(node: &str, hosts: &BTreeSet<IpAddr>, called: &[Called], report: &mut
     for family in &alone {
         let problem = "none of those called answers this node";
         let object = format!("{family} pods of other nodes");
-        report
-            .faults
-            .push(Finding::new(node, object, problem, remedy));
+        report.fault(node, object, problem, remedy);
     }
     for (other, family) in &unreachable {
         let problem = "none of its endpoints answers another node";
@@ -92,7 +90,7 @@ pub fn add(node: &str, hosts: &BTreeSet<IpAddr>, called: &[Called], report: &mut
             "endpoint {} {} of {}",
             one.address, one.protocol, one.service_port
         );
-        let what = one.seen.words();
+        let what = words(&one.seen);
         match one.other_than(node) {
             Some(other) if unreachable.contains(&(other, one.family())) => {}
             Some(_) if alone.contains(&one.family()) => {}
@@ -106,9 +104,7 @@ pub fn add(node: &str, hosts: &BTreeSet<IpAddr>, called: &[Called], report: &mut
             None => {
                 let problem = format!("{what}, when it is called directly");
                 let remedy = "see the log of the pod; a readiness probe would take it out of use";
-                report
-                    .faults
-                    .push(Finding::new(node, object, problem, remedy));
+                report.fault(node, object, problem, remedy);
             }
         }
     }

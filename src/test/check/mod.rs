@@ -65,8 +65,7 @@ async fn report(asked: &Check) -> Result<CheckReport, String> {
     let ports = match ask::service_ports(socket, None, None).await {
         Ok(ports) => ports,
         Err(why) => {
-            let fault = Finding::new(node, "Services", why, "see the log of Tripod");
-            report.faults.push(fault);
+            report.fault(node, "Services", why, "see the log of Tripod");
             return Ok(report);
         }
     };
@@ -80,12 +79,10 @@ async fn report(asked: &Check) -> Result<CheckReport, String> {
         let settings = asked.cluster(kubeconfig.clone());
         match cluster::test(&settings, socket).await {
             Ok(made) => report.faults.extend(failed(node, &made)),
-            Err(why) => report.faults.push(Finding::new(
-                node,
-                "Services made for the check",
-                why,
-                "tripod test on this node makes the same; it needs the rights that its page lists",
-            )),
+            Err(why) => {
+                let remedy = "tripod test on this node makes the same; it needs the rights that its page lists";
+                report.fault(node, "Services made for the check", why, remedy);
+            }
         }
     }
     report.nodes.push(CheckedNode {
@@ -105,12 +102,9 @@ async fn report(asked: &Check) -> Result<CheckReport, String> {
 /// Calls a sample of the Services. Returns the number of calls.
 async fn call(asked: &Check, node: &str, ports: &[ServicePort], report: &mut CheckReport) -> usize {
     let sample = sample::sample(ports, node, ADDRESSES);
-    let until = Instant::now() + asked.timeout;
-    // Endpoints that do not answer take no time from the addresses.
-    let directly = Calls::new(asked, node, until);
-    let calls = Calls::new(asked, node, until);
+    let calls = Calls::new(asked, node);
     let (endpoints, addresses) =
-        tokio::join!(directly.endpoints(&sample), calls.addresses(ports, &sample));
+        tokio::join!(calls.endpoints(&sample), calls.addresses(ports, &sample));
     // It may have stopped after the last question.
     let status = ask::status_of(&asked.common.socket);
     if let Err(Doubt::Wrong(finding)) = calls.question(status).await {
@@ -126,10 +120,9 @@ async fn call(asked: &Check, node: &str, ports: &[ServicePort], report: &mut Che
             Doubt::Late => {}
         }
     }
-    let late = directly.left.get() + calls.left.get();
     for (count, problem, remedy) in [
         (
-            late,
+            calls.left.get(),
             "calls were not made in time",
             "use a longer --timeout",
         ),
@@ -141,12 +134,10 @@ async fn call(asked: &Check, node: &str, ports: &[ServicePort], report: &mut Che
         ),
     ] {
         if count > 0 {
-            let problem = format!("{count} {problem}");
-            let note = Finding::new(node, "the check", problem, remedy);
-            report.notes.push(note);
+            report.note(node, "the check", format!("{count} {problem}"), remedy);
         }
     }
-    directly.made.get() + calls.made.get()
+    calls.made.get()
 }
 
 /// Adds what two comparisons with the kernel show: the first one that shows anything, and one after
@@ -164,9 +155,8 @@ async fn add_comparison(
             (Ok(now), Some(before)) => return state::add_differences(node, before, &now, report),
             (Ok(now), None) => before = Some(now),
             (Err(why), _) if is_last => {
-                let remedy = "see the log of Tripod";
-                let finding = Finding::new(node, "comparison with the kernel", why, remedy);
-                return report.faults.push(finding);
+                let object = "comparison with the kernel";
+                return report.fault(node, object, why, "see the log of Tripod");
             }
             (Err(_), _) => {}
         }

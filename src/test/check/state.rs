@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::{
-    ask::check::{CheckReport, Finding},
+    ask::check::CheckReport,
     status_api::{Diff, Difference, Status, Unusable},
 };
 
@@ -12,9 +12,9 @@ const NAMED: usize = 5;
 
 /// Adds what the status shows.
 pub fn add_status(status: &Status, report: &mut CheckReport) {
+    let node = &*status.node;
     let mut fault = |object: &str, problem: String, remedy: &str| {
-        let finding = Finding::new(&status.node, object, problem, remedy);
-        report.faults.push(finding);
+        report.fault(node, object, problem, remedy);
     };
     // Those that begin with a number count the objects that follow.
     let is_sum = |problem: &&String| problem.starts_with(|first: char| first.is_ascii_digit());
@@ -63,8 +63,7 @@ pub fn add_status(status: &Status, report: &mut CheckReport) {
     if status.gave_way {
         let problem = "another Tripod process has taken over from the one that answers";
         let remedy = "check again when the older process has ended";
-        let finding = Finding::new(&status.node, "Tripod", problem, remedy);
-        report.notes.push(finding);
+        report.note(node, "Tripod", problem, remedy);
     }
 }
 
@@ -75,9 +74,7 @@ pub fn add_differences(node: &str, before: &Diff, now: &Diff, report: &mut Check
             let object = format!("{} mode, {}", now.mode, family.family);
             let problem = format!("cannot be compared with the kernel: {why}");
             let remedy = "see the log of Tripod";
-            report
-                .faults
-                .push(Finding::new(node, object, problem, remedy));
+            report.fault(node, object, problem, remedy);
         }
     }
     let known: BTreeSet<String> = all(before).map(words).collect();
@@ -89,10 +86,7 @@ pub fn add_differences(node: &str, before: &Diff, now: &Diff, report: &mut Check
             problem += &format!(", and {more} more differences (tripod diff)");
         }
         let remedy = "another program changes it, or Tripod cannot write it: see the log of Tripod";
-        let object = words(difference);
-        report
-            .faults
-            .push(Finding::new(node, object, problem, remedy));
+        report.fault(node, words(difference), problem, remedy);
     }
 }
 

@@ -1,11 +1,11 @@
 //! The pure parts of a check.
 
-use std::{collections::BTreeSet, io, time::Instant};
+use std::{collections::BTreeSet, io};
 
 use serde_json::{Value, json};
 
 use super::{
-    super::cluster::existing::Seen,
+    super::call::Seen,
     calls::{Calls, Doubt},
     endpoints::{self, Called},
     sample::{digest, sample},
@@ -119,55 +119,60 @@ fn an_endpoint_is_judged_by_its_own_node() {
     };
     let called = |number, node: &str, seen| of_namespace("shop", number, node, seen);
     let of = |number: u8| format!("endpoint 10.1.0.{number}:80 TCP of shop/web");
-    let (open, silent, refused) = (Seen::Open, Seen::Silence, Seen::Refused);
     for (all, faults, notes) in [
         (
-            vec![called(1, "me", open), called(2, "other", open)],
+            vec![called(1, "me", Seen::Open), called(2, "other", Seen::Open)],
             vec![],
             vec![],
         ),
         (
-            vec![called(1, "me", refused)],
+            vec![called(1, "me", Seen::Refused)],
             vec![format!("me: {}", of(1))],
             vec![],
         ),
         (
-            vec![called(1, "", silent)],
+            vec![called(1, "", Seen::Silence)],
             vec![format!("me: {}", of(1))],
             vec![],
         ),
         // A NetworkPolicy may forbid this one.
         (
-            vec![called(2, "other", silent), called(3, "other", open)],
+            vec![
+                called(2, "other", Seen::Silence),
+                called(3, "other", Seen::Open),
+            ],
             vec![],
             vec![format!("other: {}", of(2))],
         ),
         (
-            vec![called(2, "other", silent)],
+            vec![called(2, "other", Seen::Silence)],
             vec![],
             vec![format!("other: {}", of(2))],
         ),
         // It forbids pods of one namespace.
         (
-            vec![called(2, "other", silent), called(3, "other", silent)],
+            vec![
+                called(2, "other", Seen::Silence),
+                called(3, "other", Seen::Silence),
+            ],
             vec![],
             vec![format!("other: {}", of(2)), format!("other: {}", of(3))],
         ),
         // It does not forbid those on a further node.
         (
             vec![
-                called(2, "other", silent),
-                called(3, "other", silent),
-                called(4, "further", open),
+                called(2, "other", Seen::Silence),
+                called(3, "other", Seen::Silence),
+                called(4, "further", Seen::Open),
             ],
             vec!["other: IPv4 pods of node other".to_owned()],
             vec![],
         ),
         (
             vec![
-                called(2, "other", silent),
-                of_namespace("host", 9, "other", open),
-                of_namespace("till", 3, "further", silent),
+                called(2, "other", Seen::Silence),
+                of_namespace("host", 9, "other", Seen::Open),
+                of_namespace("till", 3, "further", Seen::Silence),
             ],
             vec!["me: IPv4 pods of other nodes".to_owned()],
             vec![],
@@ -192,7 +197,7 @@ async fn a_question_without_an_answer_is_a_fault() {
     };
     let ports = [port("web", json!({}))];
     let sample = sample(&ports, "me", 1);
-    let calls = Calls::new(&asked, "me", Instant::now() + asked.timeout);
+    let calls = Calls::new(&asked, "me");
     let judged = calls.addresses(&ports, &sample).await;
     let [Err(Doubt::Wrong(finding))] = &judged[..] else {
         panic!("{judged:?}");

@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeSet,
     net::{IpAddr, SocketAddr, UdpSocket},
-    path::Path,
     time::{Duration, Instant},
 };
 
@@ -15,6 +14,7 @@ use super::{
         many::{self, Calls},
         report::{Check, Finding, Outcome},
     },
+    objects::Run,
     tried::Try,
 };
 use crate::ask;
@@ -28,31 +28,30 @@ const FEW: usize = 4;
 /// Runs one test case after the other. If a result is not as promised, the case is repeated until
 /// `settled`, as often as time allows, since the running Tripod shows a change before it is
 /// applied, and then once more, since a packet may get lost.
-pub async fn each(tries: &[Try], namespace: &str, socket: &Path, settled: Instant) -> Vec<Check> {
+pub async fn each(tries: &[Try], run: &Run, settled: Instant) -> Vec<Check> {
     let mut checks = Vec::new();
     for tried in tries {
-        checks.extend(one(tried, namespace, socket, settled).await);
+        checks.extend(one(tried, run, settled).await);
     }
     checks
 }
 
-async fn one(tried: &Try, namespace: &str, socket: &Path, settled: Instant) -> Vec<Check> {
-    if let Some(why) = not_served(tried, socket).await {
-        return vec![row(tried, namespace, Finding::skipped(why))];
+async fn one(tried: &Try, run: &Run, settled: Instant) -> Vec<Check> {
+    let mut untried = not_served(tried, run).await;
+    if untried.is_none() {
+        untried = not_outside(tried, run).await;
     }
-    if let Some(why) = not_outside(tried, socket).await {
-        return vec![row(tried, namespace, Finding::skipped(why))];
+    if let Some(why) = untried {
+        return vec![row(tried, run, Finding::skipped(why))];
     }
     let mut is_last = false;
     loop {
         let checks = match calls(tried, tried.calls()).await {
-            Ok(seen) => judged(tried, namespace, &seen),
-            Err(why) => vec![row(tried, namespace, Finding::skipped(why))],
+            Ok(seen) => judged(tried, run, &seen),
+            Err(why) => vec![row(tried, run, Finding::skipped(why))],
         };
-        let failed = checks
-            .iter()
-            .any(|check| check.finding.outcome == Outcome::Failed);
-        if !failed || is_last {
+        let mut outcomes = checks.iter().map(|check| check.finding.outcome);
+        if is_last || !outcomes.any(|outcome| outcome == Outcome::Failed) {
             return checks;
         }
         is_last = Instant::now() > settled;
@@ -61,14 +60,14 @@ async fn one(tried: &Try, namespace: &str, socket: &Path, settled: Instant) -> V
 }
 
 /// Explains why there is nothing to call at an address of this node; `None` if there is.
-async fn not_served(tried: &Try, socket: &Path) -> Option<String> {
+async fn not_served(tried: &Try, run: &Run) -> Option<String> {
     if !tried.at_node {
         return None;
     }
     let protocol = tried.protocol.name();
     let own = tried.caller.of_family(tried.to.ip());
     let from = own.first().map_or("node".to_owned(), IpAddr::to_string);
-    match ask::explanation(socket, ask::PATIENCE, tried.to, protocol, &from).await {
+    match ask::explanation(&run.socket, ask::PATIENCE, tried.to, protocol, &from).await {
         // Packets to a loopback address stay on this node, which refuses them.
         Ok(explained)
             if explained.verdict == "notServed"
@@ -84,7 +83,7 @@ async fn not_served(tried: &Try, socket: &Path) -> Option<String> {
 
 /// Explains why the caller does not count as an outside one, if the promise requires that. Its own
 /// node may replace its address, so the addresses that servers see are looked up.
-async fn not_outside(tried: &Try, socket: &Path) -> Option<String> {
+async fn not_outside(tried: &Try, run: &Run) -> Option<String> {
     if !tried.from_outside {
         return None;
     }
@@ -105,8 +104,8 @@ async fn not_outside(tried: &Try, socket: &Path) -> Option<String> {
         clients.into_iter().collect()
     };
     for ip in senders {
-        let protocol = tried.protocol.name();
-        match ask::explanation(socket, ask::PATIENCE, tried.to, protocol, &ip.to_string()).await {
+        let (protocol, from) = (tried.protocol.name(), ip.to_string());
+        match ask::explanation(&run.socket, ask::PATIENCE, tried.to, protocol, &from).await {
             Ok(explained) if explained.origin == "outside" => {}
             Ok(_) => {
                 return Some(format!(
@@ -128,11 +127,11 @@ async fn calls(tried: &Try, calls: Calls) -> Result<Vec<Seen>, String> {
 }
 
 /// Builds the row for the calls, and the row for the addresses that servers saw.
-fn judged(tried: &Try, namespace: &str, seen: &[Seen]) -> Vec<Check> {
-    let mut checks = vec![row(tried, namespace, tried.promise.judge(seen))];
+fn judged(tried: &Try, run: &Run, seen: &[Seen]) -> Vec<Check> {
+    let mut checks = vec![row(tried, run, tried.promise.judge(seen))];
     let client = tried.client.as_ref();
     if let Some(judged) = client.and_then(|client| client.judge(seen, is_own)) {
-        let mut check = row(tried, namespace, judged);
+        let mut check = row(tried, run, judged);
         check.name = format!("{}, client address", check.name);
         checks.push(check);
     }
@@ -144,11 +143,11 @@ fn is_own(ip: IpAddr) -> bool {
     UdpSocket::bind(SocketAddr::new(ip, 0)).is_ok()
 }
 
-fn row(tried: &Try, namespace: &str, finding: Finding) -> Check {
+fn row(tried: &Try, run: &Run, finding: Finding) -> Check {
     let port = tried.protocol.name().to_lowercase();
     Check {
         name: tried.name.clone(),
-        service_port: format!("{namespace}/{}:{port}", tried.service),
+        service_port: format!("{}/{}:{port}", run.namespace, tried.service),
         to: tried.to.to_string(),
         protocol: tried.protocol.to_string(),
         from: tried.caller.words.clone(),

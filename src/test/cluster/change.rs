@@ -16,7 +16,7 @@ use super::{
     kubernetes::Kubernetes,
     objects::{Kind, NO_ROLE, ROLE, Run, SERVICE_PORT},
     promise::{Promise, answered},
-    setup::{self, Patience},
+    setup,
     stage::{Reach, Stage},
     tries,
 };
@@ -37,12 +37,7 @@ struct Open {
 }
 
 /// Removes an endpoint, and checks the promises for that case.
-pub async fn try_change(
-    kubernetes: &Kubernetes,
-    run: &Run,
-    stage: &mut Stage,
-    patience: &Patience<'_>,
-) -> Vec<Check> {
+pub async fn try_change(kubernetes: &Kubernetes, run: &Run, stage: &mut Stage) -> Vec<Check> {
     let before = open(stage).await;
     let pod = run.named(LEAVES);
     let label = (ROLE, NO_ROLE);
@@ -53,16 +48,20 @@ pub async fn try_change(
     for pod in &mut stage.pods {
         pod.plan.serves &= pod.plan.name != LEAVES;
     }
-    let until = Instant::now() + patience.timeout;
+    let until = Instant::now() + run.timeout;
     let mut checks = Vec::new();
-    match setup::in_force(stage, run, until, patience).await {
+    match setup::in_force(stage, run, until).await {
         Ok(_) => {
             let tries = tries::after_change(stage);
             let settled = Instant::now() + super::SETTLES;
-            checks.extend(carry_out::each(&tries, &run.namespace, patience.socket, settled).await);
-            checks.extend(health::check(stage, run, patience.socket, settled).await);
+            checks.extend(carry_out::each(&tries, run, settled).await);
+            checks.extend(health::check(stage, run, settled).await);
         }
-        Err(why) => checks.push(not_followed(stage, run, why)),
+        Err(why) => {
+            let promised = format!("{LEAVES} is removed from the Services");
+            let judged = Finding::tried(promised, why, false);
+            checks.push(row(stage, run, LEFT, "-".to_owned(), judged));
+        }
     }
     for open in before {
         checks.push(finish(stage, run, open).await);
@@ -130,11 +129,6 @@ fn judge(seen: &[Seen], not_opened: usize) -> Finding {
         seen: words,
         outcome,
     }
-}
-
-fn not_followed(stage: &Stage, run: &Run, why: String) -> Check {
-    let judged = Finding::tried(format!("{LEAVES} is removed from the Services"), why, false);
-    row(stage, run, LEFT, "-".to_owned(), judged)
 }
 
 fn row(stage: &Stage, run: &Run, name: &str, to: String, finding: Finding) -> Check {

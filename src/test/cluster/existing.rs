@@ -3,14 +3,21 @@
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    net::{IpAddr, SocketAddr, UdpSocket},
     path::Path,
     time::Duration,
 };
 
+use net::Family;
 use tokio::{net::TcpStream, time::timeout};
 
-use super::super::report::{Check, Finding, Outcome};
+use super::{
+    super::{
+        call::Seen,
+        report::{Check, Finding, Outcome},
+    },
+    promise::summary,
+};
 use crate::{
     ask,
     listing::first_of,
@@ -75,7 +82,7 @@ pub fn kind(address: &Address) -> &str {
 
 /// Returns the address at which the ServicePort is called. A node port is called at the address
 /// from which this node calls others.
-pub fn destination(port: &ServicePort, address: &Address) -> Result<SocketAddr, &'static str> {
+fn destination(port: &ServicePort, address: &Address) -> Result<SocketAddr, &'static str> {
     let ip = match &address.ip {
         Some(ip) => ip.parse().ok(),
         None => node_ip(&port.family),
@@ -87,17 +94,13 @@ pub fn destination(port: &ServicePort, address: &Address) -> Result<SocketAddr, 
 /// Returns the address from which this node calls others.
 pub fn node_ip(family: &str) -> Option<IpAddr> {
     // Addresses for documentation (RFC 5737, RFC 3849). No packet is sent.
-    let (any, documentation): (IpAddr, IpAddr) = if family == "IPv4" {
-        (
-            Ipv4Addr::UNSPECIFIED.into(),
-            Ipv4Addr::new(192, 0, 2, 1).into(),
-        )
-    } else {
-        let documentation = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
-        (Ipv6Addr::UNSPECIFIED.into(), documentation.into())
+    let other = match family {
+        "IPv4" => "192.0.2.1:9",
+        _ => "[2001:db8::1]:9",
     };
-    let socket = UdpSocket::bind((any, 0)).ok()?;
-    socket.connect((documentation, 9)).ok()?;
+    let other: SocketAddr = other.parse().ok()?;
+    let socket = UdpSocket::bind((Family::of(&other.ip()).unspecified(), 0)).ok()?;
+    socket.connect(other).ok()?;
     socket.local_addr().ok().map(|own| own.ip())
 }
 
@@ -114,115 +117,44 @@ async fn judge(port: &ServicePort, to: SocketAddr, socket: &Path) -> Finding {
             Ok(explanation) => explanation,
             Err(why) => return Finding::skipped(why),
         };
-    let mut connected = Connected::default();
+    let mut seen = Vec::new();
     for _ in 0..CONNECTIONS {
-        connected.add(&connect(to).await);
+        seen.push(opened(TcpStream::connect(to)).await);
     }
-    let mut finding = connected.compare(&explanation);
+    let mut finding = compare(&seen, &explanation);
     if finding.outcome == Outcome::Failed && explanation.verdict == "forwarded" {
         finding.seen += "; do the endpoints themselves answer?";
     }
     finding
 }
 
-/// Opens a connection, and closes it.
-pub async fn connect(to: SocketAddr) -> Seen {
-    match timeout(OPEN_WITHIN, TcpStream::connect(to)).await {
+/// Waits for the first answer to an attempt to reach a server.
+pub async fn opened<T>(attempt: impl Future<Output = io::Result<T>>) -> Seen {
+    match timeout(OPEN_WITHIN, attempt).await {
         Ok(Ok(_)) => Seen::Open,
-        Ok(Err(error)) => Seen::failed(&error),
+        Ok(Err(error)) => match error.kind() {
+            io::ErrorKind::ConnectionRefused => Seen::Refused,
+            io::ErrorKind::TimedOut => Seen::Silence,
+            // The kernel, or a router, says that it cannot be reached.
+            kind => Seen::Other(kind.to_string()),
+        },
         Err(_) => Seen::Silence,
     }
 }
 
-/// The result of an attempt to connect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seen {
-    Open,
-    Refused,
-    Silence,
-    /// The kernel, or a router, says that it cannot be reached.
-    Failed(io::ErrorKind),
-}
-
-impl Seen {
-    /// Describes the failure of an attempt.
-    pub fn failed(error: &io::Error) -> Seen {
-        match error.kind() {
-            io::ErrorKind::ConnectionRefused => Seen::Refused,
-            io::ErrorKind::TimedOut => Seen::Silence,
-            kind => Seen::Failed(kind),
+/// Compares the results of attempts with the prediction of the running Tripod.
+pub fn compare(seen: &[Seen], explanation: &Explanation) -> Finding {
+    let endpoints = explanation.candidates.iter();
+    let endpoints = first_of(endpoints.map(|one| &*one.address), NAMED);
+    let all = |expected: Seen| seen.iter().all(|one| *one == expected);
+    let (promised, kept) = match &*explanation.verdict {
+        "forwarded" => (format!("sent to one of {endpoints}"), all(Seen::Open)),
+        "refused" => ("refused".to_owned(), all(Seen::Refused)),
+        "dropped" => ("no answer".to_owned(), !seen.contains(&Seen::Open)),
+        _ => {
+            let steps = explanation.steps.last().cloned().unwrap_or_default();
+            return Finding::skipped(format!("nothing is promised: {steps}"));
         }
-    }
-
-    /// Describes it.
-    pub fn words(self) -> String {
-        match self {
-            Seen::Open => "answers".to_owned(),
-            Seen::Refused => "refuses connections".to_owned(),
-            Seen::Silence => "does not answer".to_owned(),
-            Seen::Failed(kind) => format!("cannot be reached: {kind}"),
-        }
-    }
-}
-
-/// Results of connection attempts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Connected {
-    pub open: usize,
-    refused: usize,
-    silent: usize,
-    failed: usize,
-    /// Why the last one failed.
-    why: Option<io::ErrorKind>,
-}
-
-impl Connected {
-    /// Counts one more attempt.
-    pub fn add(&mut self, seen: &Seen) {
-        *match seen {
-            Seen::Open => &mut self.open,
-            Seen::Refused => &mut self.refused,
-            Seen::Silence => &mut self.silent,
-            Seen::Failed(kind) => {
-                self.why = Some(*kind);
-                &mut self.failed
-            }
-        } += 1;
-    }
-
-    /// Compares them with the prediction of the running Tripod.
-    pub fn compare(&self, explanation: &Explanation) -> Finding {
-        let Connected {
-            open,
-            refused,
-            silent,
-            failed,
-            why,
-        } = *self;
-        let all = open + refused + silent + failed;
-        let endpoints = explanation.candidates.iter();
-        let endpoints = first_of(endpoints.map(|one| &*one.address), NAMED);
-        let (promised, kept) = match &*explanation.verdict {
-            "forwarded" => (format!("sent to one of {endpoints}"), open == all),
-            "refused" => ("refused".to_owned(), refused == all),
-            "dropped" => ("no answer".to_owned(), open == 0),
-            _ => {
-                let steps = explanation.steps.last().cloned().unwrap_or_default();
-                return Finding::skipped(format!("nothing is promised: {steps}"));
-            }
-        };
-        let why = why.map(|why| why.to_string()).unwrap_or_default();
-        let parts = [
-            (open, "open"),
-            (refused, "refused"),
-            (silent, "no answer"),
-            (failed, &why),
-        ];
-        let parts = parts.iter().filter(|(count, _)| *count > 0);
-        let parts: Vec<String> = parts
-            .map(|(count, what)| format!("{what} {count}"))
-            .collect();
-        let seen = format!("of {all} connections: {}", parts.join(", "));
-        Finding::tried(promised, seen, kept)
-    }
+    };
+    Finding::tried(promised, summary(seen), kept)
 }

@@ -5,21 +5,12 @@ use std::net::{IpAddr, SocketAddr};
 use net::Protocol;
 
 use super::{
-    objects::{Kind, PROTOCOLS, SERVICE_PORT, SINGLE},
+    objects::{Kind, SERVICE_PORT, SINGLE},
     promise::{ClientPromise, Promise},
     stage::{Reach, Stage, TestService},
-    tried::{Caller, ITSELF, Try, callers, every, pod, this_node},
+    tried::{Caller, ITSELF, Try, by_each, callers, every, pod, this_node},
 };
 use crate::config::ModeName;
-
-/// The name of the check of a load balancer.
-pub const BALANCER: &str = "load-balancer IP";
-
-/// The name of the check of a load balancer's source ranges.
-pub const RANGES: &str = "loadBalancerSourceRanges";
-
-/// The name of the check of an external IP.
-pub const EXTERNAL: &str = "external IP";
 
 /// Returns the test cases for `service` at `ip`, which is not an address of a node.
 pub fn tries(stage: &Stage, service: &TestService, ip: IpAddr) -> Vec<Try> {
@@ -27,26 +18,12 @@ pub fn tries(stage: &Stage, service: &TestService, ip: IpAddr) -> Vec<Try> {
     match service.kind {
         Kind::ExternalIp => {
             let promise = every(stage, service, ip, Reach::Cluster);
-            open(EXTERNAL, service, to, &callers(stage), &promise)
+            by_each(service, to, &callers(stage), &promise)
         }
         Kind::LoadBalancer => of_balancer(stage, service, to),
         Kind::SourceRanges => guarded(stage, service, to),
         _ => Vec::new(),
     }
-}
-
-/// Returns calls by each of the callers, over each protocol.
-fn open(
-    name: &str,
-    service: &TestService,
-    to: SocketAddr,
-    callers: &[Caller],
-    promise: &Promise,
-) -> Vec<Try> {
-    let each = callers.iter().flat_map(|caller| {
-        PROTOCOLS.map(|protocol| Try::new(name, service, (to, protocol), caller, promise.clone()))
-    });
-    each.collect()
 }
 
 /// Returns calls of a load balancer. Its policy of Local applies to callers outside the cluster; in
@@ -57,7 +34,7 @@ fn of_balancer(stage: &Stage, service: &TestService, to: SocketAddr) -> Vec<Try>
         _ => Reach::Cluster,
     };
     let promise = every(stage, service, to.ip(), reach);
-    let mut tries = open(BALANCER, service, to, &callers(stage), &promise);
+    let mut tries = by_each(service, to, &callers(stage), &promise);
     for tried in &mut tries {
         let keeps = tried.caller.agent.is_some() && stage.mode != ModeName::Userspace;
         tried.client = keeps.then(|| ClientPromise {
@@ -75,10 +52,9 @@ fn guarded(stage: &Stage, service: &TestService, to: SocketAddr) -> Vec<Try> {
     let pods = callers(stage).into_iter();
     let let_in: Vec<Caller> = pods.filter(|caller| caller.agent.is_some()).collect();
     let promise = every(stage, service, to.ip(), Reach::Cluster);
-    let mut tries = open(RANGES, service, to, &let_in, &promise);
-    let silent = |protocol, caller: &Caller| {
-        Try::new(RANGES, service, (to, protocol), caller, Promise::Silent)
-    };
+    let mut tries = by_each(service, to, &let_in, &promise);
+    let silent =
+        |protocol, caller: &Caller| Try::new(service, (to, protocol), caller, Promise::Silent);
     tries.push(silent(Protocol::Tcp, &this_node()));
     let shut_out = pod(stage, SINGLE, ITSELF);
     tries.extend(shut_out.map(|caller| silent(Protocol::Udp, &caller)));

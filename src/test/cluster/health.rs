@@ -1,16 +1,13 @@
 //! Asks the health-check node port of a Service, as a load balancer does.
 
 use std::{
-    io,
-    net::{IpAddr, SocketAddr},
-    path::Path,
+    net::SocketAddr,
     time::{Duration, Instant},
 };
 
 use net::Protocol;
 use serde_json::Value;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
     time::{sleep, timeout},
 };
@@ -28,12 +25,12 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// How long an answer may take.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
-/// Longest answer that is read, in bytes.
-const LONGEST: u64 = 1 << 16;
+/// The status and the content of an answer, or why there is none.
+pub type Answer = Result<(u16, Value), String>;
 
 /// Asks at this node's address of each IP family, repeatedly until `settled` while the answer is
 /// not as promised.
-pub async fn check(stage: &Stage, run: &Run, socket: &Path, settled: Instant) -> Vec<Check> {
+pub async fn check(stage: &Stage, run: &Run, settled: Instant) -> Vec<Check> {
     let Some(service) = stage.service(Kind::LoadBalancer) else {
         return Vec::new();
     };
@@ -47,25 +44,20 @@ pub async fn check(stage: &Stage, run: &Run, socket: &Path, settled: Instant) ->
             continue;
         };
         let to = SocketAddr::new(node, port);
-        let finding = match not_served(to, socket).await {
+        let here = stage.servers(Kind::LoadBalancer, node, Reach::Node).len();
+        let finding = match not_served(to, run).await {
             Some(why) => Finding::skipped(why),
-            None => tried(to, here(stage, node), settled).await,
+            None => tried(to, here, settled).await,
         };
         checks.push(row(service, run, to.to_string(), finding));
     }
     checks
 }
 
-/// Counts the endpoints of the load balancer's Service on this node.
-fn here(stage: &Stage, node: IpAddr) -> usize {
-    let servers = stage.servers(Kind::LoadBalancer, node, Reach::Node);
-    servers.len()
-}
-
 /// Explains why nothing answers at that address; `None` if something does.
-async fn not_served(to: SocketAddr, socket: &Path) -> Option<String> {
+async fn not_served(to: SocketAddr, run: &Run) -> Option<String> {
     let protocol = Protocol::Tcp.name();
-    match ask::explanation(socket, ask::PATIENCE, to, protocol, "node").await {
+    match ask::explanation(&run.socket, ask::PATIENCE, to, protocol, "node").await {
         Ok(explained) if explained.verdict == "answered" => None,
         Ok(explained) => {
             let steps = explained.steps.last().cloned().unwrap_or_default();
@@ -77,9 +69,7 @@ async fn not_served(to: SocketAddr, socket: &Path) -> Option<String> {
 
 async fn tried(to: SocketAddr, here: usize, settled: Instant) -> Finding {
     loop {
-        let answer = timeout(ANSWER_WITHIN, ask(to)).await;
-        let answer = answer.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-        let finding = judge(&answer, here);
+        let finding = judge(ask(to, ANSWER_WITHIN).await, here);
         if finding.outcome == Outcome::Passed || Instant::now() > settled {
             return finding;
         }
@@ -87,30 +77,29 @@ async fn tried(to: SocketAddr, here: usize, settled: Instant) -> Finding {
     }
 }
 
-/// Asks for the health of a Service. Returns the answer with its head.
-pub async fn ask(to: SocketAddr) -> io::Result<String> {
-    let mut stream = TcpStream::connect(to).await?;
-    let request = format!("GET / HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).await?;
-    let mut answer = Vec::new();
-    stream.take(LONGEST).read_to_end(&mut answer).await?;
-    Ok(String::from_utf8_lossy(&answer).into_owned())
+/// Asks for the health of a Service.
+pub async fn ask(to: SocketAddr, within: Duration) -> Answer {
+    let answer = timeout(within, async {
+        let stream = TcpStream::connect(to).await;
+        ask::exchange(stream.map_err(|error| error.to_string())?, "/").await
+    });
+    let answer = answer.await.unwrap_or_else(|_| Err("timed out".to_owned()));
+    let (status, body) = answer?;
+    let content = serde_json::from_slice(&body).unwrap_or_default();
+    Ok((status.as_u16(), content))
 }
 
 /// Judges whether the answer reports `here` endpoints on this node.
-fn judge(answer: &io::Result<String>, here: usize) -> Finding {
-    let status = if here > 0 { "200" } else { "503" };
-    let promised = format!("status {status}, localEndpoints {here}");
-    let answer = match answer {
+fn judge(answer: Answer, here: usize) -> Finding {
+    let expected = if here > 0 { 200 } else { 503 };
+    let promised = format!("status {expected}, localEndpoints {here}");
+    let (status, content) = match answer {
         Ok(answer) => answer,
-        Err(error) => return Finding::tried(promised, error.to_string(), false),
+        Err(error) => return Finding::tried(promised, error, false),
     };
-    let code = answer.split(' ').nth(1).unwrap_or_default();
-    let (_, body) = answer.split_once("\r\n\r\n").unwrap_or_default();
-    let body: Value = serde_json::from_str(body).unwrap_or_default();
-    let count = &body["localEndpoints"];
-    let kept = code == status && count.as_u64() == Some(here as u64);
-    let seen = format!("status {code}, localEndpoints {count}");
+    let count = &content["localEndpoints"];
+    let kept = status == expected && count.as_u64() == Some(here as u64);
+    let seen = format!("status {status}, localEndpoints {count}");
     Finding::tried(promised, seen, kept)
 }
 
@@ -125,7 +114,7 @@ mod tests {
 
     #[test]
     fn the_answer_has_the_endpoints_of_this_node() {
-        let answer = |code: u16, body: &str| Ok(format!("HTTP/1.1 {code} X\r\nA: b\r\n\r\n{body}"));
+        let answer = |code: u16, body: &str| Ok((code, serde_json::from_str(body).unwrap()));
         let two = r#"{"localEndpoints":2,"serviceProxyHealthy":true}"#;
         let none = r#"{"localEndpoints":0,"serviceProxyHealthy":true}"#;
         for (answer, here, outcome, seen) in [
@@ -154,26 +143,20 @@ mod tests {
                 "status 503, localEndpoints 2",
             ),
             (
-                answer(200, "hello"),
+                answer(200, "null"),
                 2,
                 Outcome::Failed,
                 "status 200, localEndpoints null",
             ),
             (
-                Ok(String::new()),
-                2,
-                Outcome::Failed,
-                "status , localEndpoints null",
-            ),
-            (
-                Err(io::ErrorKind::ConnectionRefused.into()),
+                Err("connection refused".to_owned()),
                 2,
                 Outcome::Failed,
                 "connection refused",
             ),
         ] {
-            let judged = judge(&answer, here);
-            assert_eq!(judged.outcome, outcome, "{answer:?}");
+            let judged = judge(answer, here);
+            assert_eq!(judged.outcome, outcome, "{seen}");
             assert_eq!(judged.seen, seen);
         }
     }

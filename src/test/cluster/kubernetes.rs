@@ -9,29 +9,23 @@ use std::{
     path::PathBuf,
 };
 
-use k8s_openapi::{
-    NamespaceResourceScope,
-    api::{
-        apps::v1::DaemonSet,
-        core::v1::{Namespace, Node, Pod, Service},
-    },
-};
+use http::Request as HttpRequest;
 use kube::{
-    Api, Client, Resource,
-    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams},
+    core::{Request, request},
 };
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use parking_lot::Mutex;
 use prometheus::Registry;
-use serde::{Serialize, de::DeserializeOwned};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::api_client::{Access, Connection, RequestMetrics};
 
 /// The DaemonSet whose image the pods get, as `deploy/` and kubeadm name it.
 const DAEMON_SET: [&str; 2] = ["kube-system", "kube-proxy"];
 
-/// Number of Nodes on a page of a list: some have 50 kB, because they list their images.
-const NODES: u32 = 100;
+/// Number of objects on a page of a list: some Nodes have 50 kB, because they list their images.
+const PAGE: u32 = 100;
 
 /// Longest kubeconfig from standard input, in bytes.
 const LONGEST_INPUT: u64 = 1 << 20;
@@ -51,8 +45,8 @@ impl fmt::Display for Failure {
 }
 
 impl Failure {
-    fn new(verb: &str, resource: &str, place: &str, error: &kube::Error) -> Failure {
-        let request = format!("{verb} {resource}{place}");
+    fn new(verb: &str, of: &Collection, error: &kube::Error) -> Failure {
+        let request = format!("{verb} {of}");
         match error {
             kube::Error::Api(status) if status.code == 403 => Failure {
                 code: Some(403),
@@ -73,11 +67,6 @@ impl Failure {
         }
     }
 
-    /// Returns whether the object does not exist.
-    pub fn is_absent(&self) -> bool {
-        self.code == Some(404)
-    }
-
     /// Returns whether a pod was refused because its namespace is so new that it has no
     /// service account yet (admission plugin `ServiceAccount`).
     pub fn is_too_early(&self) -> bool {
@@ -94,6 +83,8 @@ impl From<Failure> for String {
 /// The API server of the cluster.
 pub struct Kubernetes {
     access: Access,
+    /// Objects that were created, or may have been.
+    made: Mutex<Vec<(Collection, String)>>,
     /// The kubeconfig from standard input; kept for as long as it may be read.
     _input: Option<File>,
 }
@@ -131,50 +122,72 @@ impl Kubernetes {
         access
             .map(|access| Kubernetes {
                 access,
+                made: Mutex::default(),
                 _input: input,
             })
             .map_err(|error| format!("{error}; name another kubeconfig with --kubeconfig"))
     }
 
-    async fn client(&self) -> Client {
-        self.access.client().await
+    async fn send(
+        &self,
+        verb: &str,
+        of: &Collection,
+        request: Result<HttpRequest<Vec<u8>>, request::Error>,
+    ) -> Result<Value, Failure> {
+        let client = self.access.client().await;
+        let done = match request {
+            Ok(request) => client.request(request).await,
+            Err(error) => Err(kube::Error::BuildRequest(error)),
+        };
+        done.map_err(|error| Failure::new(verb, of, &error))
     }
 
-    /// Creates a namespace.
+    /// Creates an object. Returns it as stored.
     ///
     /// # Errors
     /// Says why it was not created.
-    pub async fn create_namespace(&self, namespace: &Namespace) -> Result<(), Failure> {
-        let api = Api::<Namespace>::all(self.client().await);
-        let done = api.create(&PostParams::default(), namespace).await;
-        done.map(drop)
-            .map_err(|error| Failure::new("create", "namespaces", "", &error))
+    pub async fn create(&self, of: &Collection, object: &Value) -> Result<Value, Failure> {
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
+        let made = (of.clone(), name.to_owned());
+        // Before the request, whose answer may get lost.
+        let is_known = self.made.lock().contains(&made);
+        if !is_known {
+            self.made.lock().push(made);
+        }
+        let body = object.to_string().into_bytes();
+        let request = of.requests().create(&PostParams::default(), body);
+        self.send("create", of, request).await
     }
 
-    /// Creates an object in a namespace. Returns it as stored.
-    ///
-    /// # Errors
-    /// Says why it was not created.
-    pub async fn create<K>(&self, namespace: &str, object: &K) -> Result<K, Failure>
-    where
-        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
-        K: Clone + fmt::Debug + Serialize + DeserializeOwned,
-    {
-        let api = Api::<K>::namespaced(self.client().await, namespace);
-        let done = api.create(&PostParams::default(), object).await;
-        done.map_err(|error| Failure::new("create", &K::plural(&()), &within(namespace), &error))
+    /// Returns the objects that were created, or may have been, the last one first.
+    pub fn made(&self) -> Vec<(Collection, String)> {
+        let objects = self.made.lock();
+        objects.iter().rev().cloned().collect()
     }
 
-    /// Returns the pods that a label selector selects.
+    /// Lists the objects; only those that a label selector selects, if there is one.
     ///
     /// # Errors
     /// Says why they could not be listed.
-    pub async fn pods(&self, namespace: &str, selector: &str) -> Result<Vec<Pod>, Failure> {
-        let api = Api::<Pod>::namespaced(self.client().await, namespace);
-        let listed = api.list(&ListParams::default().labels(selector)).await;
-        listed
-            .map(|list| list.items)
-            .map_err(|error| Failure::new("list", "pods", &within(namespace), &error))
+    pub async fn list(
+        &self,
+        of: &Collection,
+        selector: Option<&str>,
+    ) -> Result<Vec<Value>, Failure> {
+        let mut listed = Vec::new();
+        let mut params = ListParams::default().limit(PAGE);
+        params.label_selector = selector.map(str::to_owned);
+        loop {
+            let mut page = self.send("list", of, of.requests().list(&params)).await?;
+            if let Value::Array(items) = page["items"].take() {
+                listed.extend(items);
+            }
+            let next = page["metadata"]["continue"].as_str().unwrap_or_default();
+            if next.is_empty() {
+                return Ok(listed);
+            }
+            params.continue_token = Some(next.to_owned());
+        }
     }
 
     /// Gives a pod's label another value.
@@ -185,16 +198,12 @@ impl Kubernetes {
         &self,
         namespace: &str,
         name: &str,
-        label: (&str, &str),
+        (key, value): (&str, &str),
     ) -> Result<(), Failure> {
-        let api = Api::<Pod>::namespaced(self.client().await, namespace);
-        let (key, value) = label;
-        let patch = json!({"metadata": {"labels": {key: value}}});
-        let done = api
-            .patch(name, &PatchParams::default(), &Patch::Merge(patch))
-            .await;
-        done.map(drop)
-            .map_err(|error| Failure::new("patch", "pods", &within(namespace), &error))
+        let of = Collection::new("pods", Some(namespace));
+        let patch = Patch::Merge(json!({"metadata": {"labels": {key: value}}}));
+        let request = of.requests().patch(name, &PatchParams::default(), &patch);
+        self.send("patch", &of, request).await.map(drop)
     }
 
     /// Gives a Service addresses of a load balancer, as a controller would. Returns it as
@@ -207,33 +216,16 @@ impl Kubernetes {
         namespace: &str,
         name: &str,
         ips: &[IpAddr],
-    ) -> Result<Service, Failure> {
-        let api = Api::<Service>::namespaced(self.client().await, namespace);
+    ) -> Result<Value, Failure> {
+        let of = Collection::new("services", Some(namespace));
         let ingress: Vec<_> = ips.iter().map(|ip| json!({"ip": ip})).collect();
-        let patch = json!({"status": {"loadBalancer": {"ingress": ingress}}});
-        let done = api
-            .patch_status(name, &PatchParams::default(), &Patch::Merge(patch))
-            .await;
-        done.map_err(|error| Failure::new("patch", "services/status", &within(namespace), &error))
-    }
-
-    /// Lists the nodes of the cluster.
-    ///
-    /// # Errors
-    /// Says why they could not be listed.
-    pub async fn nodes(&self) -> Result<Vec<Node>, Failure> {
-        let api = Api::<Node>::all(self.client().await);
-        let mut nodes = Vec::new();
-        let mut params = ListParams::default().limit(NODES);
-        loop {
-            let page = api.list(&params).await;
-            let page = page.map_err(|error| Failure::new("list", "nodes", "", &error))?;
-            nodes.extend(page.items);
-            params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
-            if params.continue_token.is_none() {
-                return Ok(nodes);
-            }
-        }
+        let patch = Patch::Merge(json!({"status": {"loadBalancer": {"ingress": ingress}}}));
+        let params = PatchParams::default();
+        let request = of
+            .requests()
+            .patch_subresource("status", name, &params, &patch);
+        let of = Collection::new("services/status", Some(namespace));
+        self.send("patch", &of, request).await
     }
 
     /// Reads the image of the DaemonSet as which Tripod usually runs.
@@ -242,17 +234,15 @@ impl Kubernetes {
     /// When it is unknown; the error has the reason.
     pub async fn image(&self) -> Result<String, String> {
         let [namespace, name] = DAEMON_SET;
-        let api = Api::<DaemonSet>::namespaced(self.client().await, namespace);
-        let found = api.get(name).await;
-        let found =
-            found.map_err(|error| Failure::new("get", "daemonsets", &within(namespace), &error));
-        let found = found.map_err(|failure| {
+        let of = Collection::new("daemonsets", Some(namespace));
+        let request = of.requests().get(name, &GetParams::default());
+        let found = self.send("get", &of, request).await.map_err(|failure| {
             format!("{failure}; name the image of Tripod for the pods with --image")
         })?;
-        let pod = found.spec.and_then(|spec| spec.template.spec);
-        let containers = pod.into_iter().flat_map(|pod| pod.containers);
-        let mut images = containers.filter_map(|container| container.image);
-        images.next().ok_or_else(|| {
+        let containers = found["spec"]["template"]["spec"]["containers"].as_array();
+        let mut images = containers.into_iter().flatten();
+        let image = images.find_map(|container| container["image"].as_str());
+        image.map(str::to_owned).ok_or_else(|| {
             format!("DaemonSet {namespace}/{name} names no image: name Tripod's with --image")
         })
     }
@@ -261,65 +251,51 @@ impl Kubernetes {
     ///
     /// # Errors
     /// Says why it was not deleted.
-    pub async fn delete(&self, namespace: &str, object: &Object) -> Result<(), Failure> {
-        let client = self.client().await;
-        let params = DeleteParams::default();
-        let done = match object {
-            Object::Namespace(name) => Api::<Namespace>::all(client)
-                .delete(name, &params)
-                .await
-                .map(drop),
-            Object::Pod(name) => Api::<Pod>::namespaced(client, namespace)
-                .delete(name, &params)
-                .await
-                .map(drop),
-            Object::Service(name) => Api::<Service>::namespaced(client, namespace)
-                .delete(name, &params)
-                .await
-                .map(drop),
-        };
-        let place = match object {
-            Object::Namespace(_) => String::new(),
-            _ => within(namespace),
-        };
-        match done.map_err(|error| Failure::new("delete", object.resource(), &place, &error)) {
-            Err(failure) if !failure.is_absent() => Err(failure),
+    pub async fn delete(&self, of: &Collection, name: &str) -> Result<(), Failure> {
+        let request = of.requests().delete(name, &DeleteParams::default());
+        match self.send("delete", of, request).await {
+            Err(failure) if failure.code != Some(404) => Err(failure),
             _ => Ok(()),
         }
     }
 }
 
-/// An object that a test created.
+/// The objects of one resource, as kubectl names it, in a namespace or in none.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Object {
-    /// A namespace of that name.
-    Namespace(String),
-    /// A pod of that name.
-    Pod(String),
-    /// A Service of that name.
-    Service(String),
+pub struct Collection {
+    resource: &'static str,
+    namespace: Option<String>,
 }
 
-impl Object {
-    /// Returns the resource, as kubectl names it.
-    pub fn resource(&self) -> &'static str {
-        match self {
-            Object::Namespace(_) => "namespaces",
-            Object::Pod(_) => "pods",
-            Object::Service(_) => "services",
+impl Collection {
+    pub fn new(resource: &'static str, namespace: Option<&str>) -> Collection {
+        let namespace = namespace.map(str::to_owned);
+        Collection {
+            resource,
+            namespace,
         }
     }
 
-    /// Returns its name.
-    pub fn name(&self) -> &str {
-        match self {
-            Object::Namespace(name) | Object::Pod(name) | Object::Service(name) => name,
-        }
+    fn requests(&self) -> Request {
+        let group = match self.resource {
+            "daemonsets" => "apis/apps",
+            _ => "api",
+        };
+        let namespace = self.namespace.as_ref();
+        let within = namespace.map(|namespace| format!("namespaces/{namespace}/"));
+        let (within, resource) = (within.unwrap_or_default(), self.resource);
+        Request::new(format!("/{group}/v1/{within}{resource}"))
     }
 }
 
-fn within(namespace: &str) -> String {
-    format!(" in namespace {namespace}")
+impl fmt::Display for Collection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.resource)?;
+        match &self.namespace {
+            Some(namespace) => write!(f, " in namespace {namespace}"),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Keeps standard input in memory, where it can be read as a file.
@@ -347,7 +323,7 @@ mod tests {
     fn refused(message: &str) -> Failure {
         let status = Status::failure(message, "Forbidden").with_code(403);
         let error = kube::Error::Api(Box::new(status));
-        Failure::new("create", "pods", &within("n"), &error)
+        Failure::new("create", &Collection::new("pods", Some("n")), &error)
     }
 
     #[test]

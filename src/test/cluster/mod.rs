@@ -28,17 +28,8 @@ use std::{
 use data_encoding::HEXLOWER;
 use tokio::time::timeout;
 
-use self::{
-    kubernetes::Kubernetes,
-    networks::External,
-    objects::{Kind, Run},
-    setup::{Made, Patience},
-    stage::Stage,
-};
-use super::{
-    agent,
-    report::{Check, Finding, Report},
-};
+use self::{kubernetes::Kubernetes, networks::External, objects::Run, stage::Stage};
+use super::report::{Check, Finding, Report};
 use crate::{
     ask,
     cli::{Cluster, Ends},
@@ -63,16 +54,10 @@ pub async fn test(asked: &Cluster, socket: &Path) -> Result<Report, String> {
         return Ok(Report::new(&running.mode.name, checks));
     }
     let kubernetes = Kubernetes::open(asked.kubeconfig.clone()).await?;
-    let token = random()?;
-    let run = run(asked, socket, &kubernetes, &token).await?;
-    let made = Made::default();
-    let patience = Patience {
-        socket,
-        timeout: asked.timeout,
-    };
+    let run = run(asked, socket, &kubernetes).await?;
     let mut ends = Ends::listen().map_err(|error| error.to_string())?;
     let done = tokio::select! {
-        done = try_all(&patience, &kubernetes, &run, &made, &running, &token) => done,
+        done = try_all(&kubernetes, &run, &running) => done,
         () = ends.arrived() => Err("interrupted".to_owned()),
     };
     if asked.keep {
@@ -82,18 +67,13 @@ pub async fn test(asked: &Cluster, socket: &Path) -> Result<Report, String> {
              {namespace} delete pods,services -l app.kubernetes.io/instance={id}"
         ));
     } else {
-        remove(&kubernetes, &run, &made).await;
+        remove(&kubernetes).await;
     }
     done
 }
 
 /// Chooses the namespace and the names of the objects.
-async fn run(
-    asked: &Cluster,
-    socket: &Path,
-    kubernetes: &Kubernetes,
-    token: &str,
-) -> Result<Run, String> {
+async fn run(asked: &Cluster, socket: &Path, kubernetes: &Kubernetes) -> Result<Run, String> {
     let mut id = random()?;
     id.truncate(8);
     let own = format!("tripod-test-{id}");
@@ -106,7 +86,9 @@ async fn run(
             Some(image) => image.clone(),
             None => kubernetes.image().await?,
         },
-        token_sha256: agent::digest(token),
+        token: random()?,
+        socket: socket.to_owned(),
+        timeout: asked.timeout,
         keep: asked.keep,
         external: External::choose(&asked.external, number, &taken(socket).await?),
     })
@@ -128,28 +110,21 @@ fn random() -> Result<String, String> {
     Ok(HEXLOWER.encode(&bytes))
 }
 
-async fn try_all(
-    patience: &Patience<'_>,
-    kubernetes: &Kubernetes,
-    run: &Run,
-    made: &Made,
-    running: &Status,
-    token: &str,
-) -> Result<Report, String> {
+async fn try_all(kubernetes: &Kubernetes, run: &Run, running: &Status) -> Result<Report, String> {
     say(&format!(
         "creating pods and Services in namespace {}",
         run.namespace
     ));
-    let mut stage = setup::set_up(kubernetes, run, made, running, patience, token).await?;
+    let mut stage = setup::set_up(kubernetes, run, running).await?;
     let tries = tries::all(&stage);
     say(&format!("testing {} things", tries.len()));
     let settled = Instant::now() + SETTLES;
-    let mut checks = carry_out::each(&tries, &run.namespace, patience.socket, settled).await;
-    checks.extend(health::check(&stage, run, patience.socket, settled).await);
+    let mut checks = carry_out::each(&tries, run, settled).await;
+    checks.extend(health::check(&stage, run, settled).await);
     checks.extend(not_made(&stage, run));
     checks.extend(alone(&stage, run));
     say("removing an endpoint");
-    checks.extend(change::try_change(kubernetes, run, &mut stage, patience).await);
+    checks.extend(change::try_change(kubernetes, run, &mut stage).await);
     Ok(Report::new(stage.mode, checks))
 }
 
@@ -169,14 +144,7 @@ fn alone(stage: &Stage, run: &Run) -> Option<Check> {
 /// Returns the rows for skipped Services that a cluster may refuse, or that a mode may not support.
 fn not_made(stage: &Stage, run: &Run) -> Vec<Check> {
     let each = stage.not_made.iter().map(|(kind, why)| Check {
-        name: match kind {
-            Kind::ExternalIp => external::EXTERNAL,
-            Kind::SourceRanges => external::RANGES,
-            Kind::SameNode => preferences::SAME_NODE,
-            Kind::SourceHash => preferences::SOURCE_HASH,
-            _ => external::BALANCER,
-        }
-        .to_owned(),
+        name: kind.check().to_owned(),
         service_port: format!("{}/{}", run.namespace, run.named(kind.name())),
         to: "-".to_owned(),
         protocol: "TCP, UDP".to_owned(),
@@ -187,20 +155,17 @@ fn not_made(stage: &Stage, run: &Run) -> Vec<Check> {
 }
 
 /// Removes everything that was created, whatever the results; reports leftovers.
-async fn remove(kubernetes: &Kubernetes, run: &Run, made: &Made) {
+async fn remove(kubernetes: &Kubernetes) {
     let until = Instant::now() + CLEANED_WITHIN;
-    for object in made.all() {
+    for (of, name) in kubernetes.made() {
         let left = until.saturating_duration_since(Instant::now());
-        let done = timeout(left, kubernetes.delete(&run.namespace, &object)).await;
-        let why = match done {
+        let why = match timeout(left, kubernetes.delete(&of, &name)).await {
             Ok(Ok(())) => continue,
             Ok(Err(failure)) => failure.to_string(),
             Err(_) => format!("no answer within {} s", CLEANED_WITHIN.as_secs()),
         };
-        let (resource, name) = (object.resource(), object.name());
         say(&format!(
-            "{name} of {resource} in {} stays: {why}; remove it with kubectl delete",
-            run.namespace
+            "{name} of {of} stays: {why}; remove it with kubectl delete"
         ));
     }
 }

@@ -1,21 +1,12 @@
 //! The objects that a test creates: a namespace, pods and Services.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{net::IpAddr, path::PathBuf, time::Duration};
 
 use ipnet::IpNet;
-use k8s_openapi::{
-    api::core::v1::{
-        Capabilities, Container, ContainerPort, Namespace, Pod, PodSecurityContext, PodSpec, Probe,
-        ResourceRequirements, SeccompProfile, SecurityContext, Service, ServicePort, ServiceSpec,
-        TCPSocketAction, Toleration,
-    },
-    apimachinery::pkg::{
-        api::resource::Quantity, apis::meta::v1::ObjectMeta, util::intstr::IntOrString,
-    },
-};
 use net::Protocol;
+use serde_json::{Value, json};
 
-use super::networks::External;
+use super::{super::agent, networks::External};
 
 /// Port of the servers, over TCP and UDP.
 pub const PORT: u16 = 8080;
@@ -59,8 +50,12 @@ pub struct Run {
     pub is_own: bool,
     /// The image of the pods.
     pub image: String,
-    /// SHA-256 of the token of this run, in hexadecimal digits.
-    pub token_sha256: String,
+    /// The token that entitles to calls by the agents.
+    pub token: String,
+    /// The unix socket of the running Tripod.
+    pub socket: PathBuf,
+    /// Time limit for each step of the setup.
+    pub timeout: Duration,
     /// Whether the objects are kept when the run ends.
     pub keep: bool,
     /// The addresses of Services that have external ones.
@@ -124,22 +119,32 @@ impl Kind {
         Kind::SourceRanges,
     ];
 
+    /// The names of its Service and of its check.
+    const fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Kind::ClusterIp => ("cluster-ip", "cluster IP"),
+            Kind::NodePort => ("node-port", "node port"),
+            Kind::Affinity => ("affinity", "session affinity"),
+            Kind::ExternalLocal => ("external-local", "externalTrafficPolicy Local"),
+            Kind::InternalLocal => ("internal-local", "internalTrafficPolicy Local"),
+            Kind::Single => ("single", "hairpin"),
+            Kind::Empty => ("no-endpoints", "no endpoints"),
+            Kind::ExternalIp => ("external-ip", "external IP"),
+            Kind::LoadBalancer => ("load-balancer", "load-balancer IP"),
+            Kind::SourceRanges => ("source-ranges", "loadBalancerSourceRanges"),
+            Kind::SameNode => ("same-node", "trafficDistribution PreferSameNode"),
+            Kind::SourceHash => ("source-hash", "scheduler sh"),
+        }
+    }
+
     /// The name of its Service.
     pub fn name(self) -> &'static str {
-        match self {
-            Kind::ClusterIp => "cluster-ip",
-            Kind::NodePort => "node-port",
-            Kind::Affinity => "affinity",
-            Kind::ExternalLocal => "external-local",
-            Kind::InternalLocal => "internal-local",
-            Kind::Single => "single",
-            Kind::Empty => "no-endpoints",
-            Kind::ExternalIp => "external-ip",
-            Kind::LoadBalancer => "load-balancer",
-            Kind::SourceRanges => "source-ranges",
-            Kind::SameNode => "same-node",
-            Kind::SourceHash => "source-hash",
-        }
+        self.names().0
+    }
+
+    /// The name of the check of calls to its Service.
+    pub fn check(self) -> &'static str {
+        self.names().1
     }
 
     fn has_node_port(self) -> bool {
@@ -210,122 +215,82 @@ impl Run {
         format!("app.kubernetes.io/instance={}", self.id)
     }
 
-    fn labels(&self) -> BTreeMap<String, String> {
-        labels([
-            ("app.kubernetes.io/name", APP),
-            ("app.kubernetes.io/instance", &self.id),
-        ])
+    fn labels(&self) -> Value {
+        json!({"app.kubernetes.io/name": APP, "app.kubernetes.io/instance": self.id})
     }
 
     /// Builds the namespace that the run creates.
-    pub fn namespace(&self) -> Namespace {
+    pub fn namespace(&self) -> Value {
         let mut labels = self.labels();
         // Pod Security admission refuses pods that do not meet that standard.
-        let key = "pod-security.kubernetes.io/enforce".to_owned();
-        labels.insert(key, "restricted".to_owned());
-        Namespace {
-            metadata: ObjectMeta {
-                name: Some(self.namespace.clone()),
-                labels: Some(labels),
-                ..ObjectMeta::default()
-            },
-            ..Namespace::default()
-        }
+        labels["pod-security.kubernetes.io/enforce"] = "restricted".into();
+        json!({
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": self.namespace, "labels": labels},
+        })
     }
 
     /// Builds a pod.
-    pub fn pod(&self, plan: &PodPlan) -> Pod {
+    pub fn pod(&self, plan: &PodPlan) -> Value {
         let mut labels = self.labels();
-        let role = if plan.serves { SERVER } else { NO_ROLE };
-        labels.insert(ROLE.to_owned(), role.to_owned());
-        labels.insert(NAME.to_owned(), plan.name.to_owned());
-        Pod {
-            metadata: ObjectMeta {
-                name: Some(self.named(plan.name)),
-                labels: Some(labels),
-                ..ObjectMeta::default()
-            },
-            spec: Some(PodSpec {
-                containers: vec![self.container(plan)],
+        labels[ROLE] = if plan.serves { SERVER } else { NO_ROLE }.into();
+        labels[NAME] = plan.name.into();
+        let mut pod = json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": self.named(plan.name), "labels": labels},
+            "spec": {
+                "containers": [self.container(plan)],
                 // Not left to the scheduler: the test is about this node.
-                node_name: Some(plan.node.clone()),
-                tolerations: Some(vec![Toleration {
-                    operator: Some("Exists".to_owned()),
-                    ..Toleration::default()
-                }]),
-                active_deadline_seconds: (!self.keep).then_some(LIFETIME),
-                automount_service_account_token: Some(false),
-                enable_service_links: Some(false),
-                restart_policy: Some("Never".to_owned()),
-                termination_grace_period_seconds: Some(1),
-                security_context: Some(PodSecurityContext {
-                    run_as_non_root: Some(true),
-                    run_as_user: Some(NOBODY),
-                    run_as_group: Some(NOBODY),
-                    seccomp_profile: Some(SeccompProfile {
-                        type_: "RuntimeDefault".to_owned(),
-                        ..SeccompProfile::default()
-                    }),
-                    ..PodSecurityContext::default()
-                }),
-                ..PodSpec::default()
-            }),
-            ..Pod::default()
+                "nodeName": plan.node,
+                "tolerations": [{"operator": "Exists"}],
+                "automountServiceAccountToken": false,
+                "enableServiceLinks": false,
+                "restartPolicy": "Never",
+                "terminationGracePeriodSeconds": 1,
+                "securityContext": {
+                    "runAsNonRoot": true,
+                    "runAsUser": NOBODY,
+                    "runAsGroup": NOBODY,
+                    "seccompProfile": {"type": "RuntimeDefault"},
+                },
+            },
+        });
+        if !self.keep {
+            pod["spec"]["activeDeadlineSeconds"] = LIFETIME.into();
         }
+        pod
     }
 
-    fn container(&self, plan: &PodPlan) -> Container {
-        let command = [
-            "/usr/local/bin/tripod".to_owned(),
-            "test-server".to_owned(),
-            format!("--name={}", plan.name),
-            format!("--port={PORT}"),
-            format!("--agent-port={AGENT_PORT}"),
-            format!("--token-sha256={}", self.token_sha256),
-        ];
-        let port = |number: u16, protocol: Protocol| ContainerPort {
-            container_port: i32::from(number),
-            protocol: Some(protocol.name().to_owned()),
-            ..ContainerPort::default()
-        };
-        let quantities = |of: [(&str, &str); 2]| {
-            let each = of.into_iter();
-            let each = each.map(|(name, amount)| (name.to_owned(), Quantity(amount.to_owned())));
-            each.collect::<BTreeMap<_, _>>()
-        };
-        Container {
-            name: "server".to_owned(),
-            image: Some(self.image.clone()),
-            command: Some(command.into()),
-            ports: Some(vec![
-                port(PORT, Protocol::Tcp),
-                port(PORT, Protocol::Udp),
-                port(AGENT_PORT, Protocol::Tcp),
-            ]),
-            readiness_probe: Some(Probe {
-                tcp_socket: Some(TCPSocketAction {
-                    port: IntOrString::Int(i32::from(PORT)),
-                    ..TCPSocketAction::default()
-                }),
-                period_seconds: Some(1),
-                ..Probe::default()
-            }),
-            resources: Some(ResourceRequirements {
-                requests: Some(quantities([("cpu", "10m"), ("memory", "16Mi")])),
-                limits: Some(quantities([("cpu", "500m"), ("memory", "64Mi")])),
-                ..ResourceRequirements::default()
-            }),
-            security_context: Some(SecurityContext {
-                allow_privilege_escalation: Some(false),
-                read_only_root_filesystem: Some(true),
-                capabilities: Some(Capabilities {
-                    drop: Some(vec!["ALL".to_owned()]),
-                    ..Capabilities::default()
-                }),
-                ..SecurityContext::default()
-            }),
-            ..Container::default()
-        }
+    fn container(&self, plan: &PodPlan) -> Value {
+        json!({
+            "name": "server",
+            "image": self.image,
+            "command": [
+                "/usr/local/bin/tripod",
+                "test-server",
+                format!("--name={}", plan.name),
+                format!("--port={PORT}"),
+                format!("--agent-port={AGENT_PORT}"),
+                format!("--token-sha256={}", agent::digest(&self.token)),
+            ],
+            "ports": [
+                {"containerPort": PORT, "protocol": "TCP"},
+                {"containerPort": PORT, "protocol": "UDP"},
+                {"containerPort": AGENT_PORT, "protocol": "TCP"},
+            ],
+            "readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1},
+            "resources": {
+                "requests": {"cpu": "10m", "memory": "16Mi"},
+                "limits": {"cpu": "500m", "memory": "64Mi"},
+            },
+            "securityContext": {
+                "allowPrivilegeEscalation": false,
+                "readOnlyRootFilesystem": true,
+                "capabilities": {"drop": ["ALL"]},
+            },
+        })
     }
 
     /// The addresses of a Service from outside the cluster's networks.
@@ -336,76 +301,72 @@ impl Run {
 
     /// Builds a Service, of both IP families if the cluster has both, with source ranges for the
     /// addresses in `let_in`.
-    pub fn service(&self, kind: Kind, let_in: &[IpAddr]) -> Service {
-        let local = || Some("Local".to_owned());
-        let of_run = ("app.kubernetes.io/instance", &*self.id);
-        let selector = match kind {
-            Kind::Single => labels([of_run, (NAME, SINGLE)]),
-            Kind::Empty => labels([of_run, (ROLE, "nobody")]),
-            _ => labels([of_run, (ROLE, SERVER)]),
-        };
-        let is_local = matches!(
-            kind,
-            Kind::ExternalLocal | Kind::Single | Kind::LoadBalancer
-        );
-        let port = |protocol: Protocol| ServicePort {
-            name: Some(protocol.name().to_lowercase()),
-            protocol: Some(protocol.name().to_owned()),
-            port: i32::from(SERVICE_PORT),
-            target_port: Some(IntOrString::Int(i32::from(PORT))),
-            ..ServicePort::default()
+    pub fn service(&self, kind: Kind, let_in: &[IpAddr]) -> Value {
+        let (label, value) = match kind {
+            Kind::Single => (NAME, SINGLE),
+            Kind::Empty => (ROLE, "nobody"),
+            _ => (ROLE, SERVER),
         };
         let type_ = match kind {
             kind if kind.has_node_port() => "NodePort",
             kind if kind.is_balancer() => "LoadBalancer",
             _ => "ClusterIP",
         };
-        let is_balancer = kind.is_balancer();
-        let ranges = || let_in.iter().map(|ip| IpNet::from(*ip).to_string());
-        let external = || self.external_addresses(kind).into_iter();
-        Service {
-            metadata: ObjectMeta {
-                name: Some(self.named(kind.name())),
-                labels: Some(self.labels()),
-                annotations: (kind == Kind::SourceHash)
-                    .then(|| labels([("tripod.proxy/scheduler", SCHEDULER)])),
-                ..ObjectMeta::default()
+        let port = |protocol: Protocol| {
+            json!({
+                "name": protocol.name().to_lowercase(),
+                "protocol": protocol.name(),
+                "port": SERVICE_PORT,
+                "targetPort": PORT,
+            })
+        };
+        let mut service = json!({
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": self.named(kind.name()), "labels": self.labels()},
+            "spec": {
+                "type": type_,
+                "selector": {"app.kubernetes.io/instance": self.id, label: value},
+                "ports": PROTOCOLS.map(port),
+                "ipFamilyPolicy": "PreferDualStack",
             },
-            spec: Some(ServiceSpec {
-                type_: Some(type_.to_owned()),
-                selector: Some(selector),
-                ports: Some(PROTOCOLS.map(port).into()),
-                ip_family_policy: Some("PreferDualStack".to_owned()),
-                external_traffic_policy: is_local.then(local).flatten(),
-                internal_traffic_policy: (kind == Kind::InternalLocal).then(local).flatten(),
-                external_ips: (kind == Kind::ExternalIp)
-                    .then(|| external().map(|ip| ip.to_string()).collect()),
-                // A class that no controller serves: the test assigns the addresses itself.
-                load_balancer_class: is_balancer.then(|| APP.to_owned()),
-                allocate_load_balancer_node_ports: is_balancer.then_some(false),
-                load_balancer_source_ranges: (kind == Kind::SourceRanges)
-                    .then(|| ranges().collect()),
-                traffic_distribution: (kind == Kind::SameNode).then(|| "PreferSameNode".to_owned()),
-                session_affinity: (kind == Kind::Affinity).then(|| "ClientIP".to_owned()),
-                ..ServiceSpec::default()
-            }),
-            ..Service::default()
+        });
+        let spec = &mut service["spec"];
+        if matches!(
+            kind,
+            Kind::ExternalLocal | Kind::Single | Kind::LoadBalancer
+        ) {
+            spec["externalTrafficPolicy"] = "Local".into();
         }
+        if kind.is_balancer() {
+            // A class that no controller serves: the test assigns the addresses itself.
+            spec["loadBalancerClass"] = APP.into();
+            spec["allocateLoadBalancerNodePorts"] = false.into();
+        }
+        match kind {
+            Kind::InternalLocal => spec["internalTrafficPolicy"] = "Local".into(),
+            Kind::ExternalIp => spec["externalIPs"] = json!(self.external_addresses(kind)),
+            Kind::SourceRanges => {
+                let ranges = let_in.iter().map(|ip| IpNet::from(*ip).to_string());
+                spec["loadBalancerSourceRanges"] = ranges.collect();
+            }
+            Kind::SameNode => spec["trafficDistribution"] = "PreferSameNode".into(),
+            Kind::Affinity => spec["sessionAffinity"] = "ClientIP".into(),
+            Kind::SourceHash => {
+                let annotations = json!({"tripod.proxy/scheduler": SCHEDULER});
+                service["metadata"]["annotations"] = annotations;
+            }
+            _ => {}
+        }
+        service
     }
-}
-
-fn labels<const LABELS: usize>(labels: [(&str, &str); LABELS]) -> BTreeMap<String, String> {
-    let labels = labels.into_iter();
-    labels
-        .map(|(key, value)| (key.to_owned(), value.to_owned()))
-        .collect()
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
-    use serde_json::json;
+    use k8s_openapi::api::core::v1::{Pod, Service};
 
     use super::*;
     use crate::cli::{self, Job, TestServer};
@@ -416,7 +377,9 @@ mod tests {
             namespace: "n".to_owned(),
             is_own: true,
             image: "tripod:test".to_owned(),
-            token_sha256: "ff".to_owned(),
+            token: "secret".to_owned(),
+            socket: PathBuf::new(),
+            timeout: Duration::ZERO,
             keep: false,
             external: External::choose(&["203.0.113.0/24".parse().unwrap()], 0, &BTreeSet::new()),
         }
@@ -432,7 +395,7 @@ mod tests {
 
     #[test]
     fn the_pods_command_is_understood() {
-        let pod = run().pod(&plan());
+        let pod: Pod = serde_json::from_value(run().pod(&plan())).unwrap();
         let command = pod.spec.unwrap().containers.remove(0).command.unwrap();
         let words = command.into_iter().map(Into::into);
         let settings = cli::read(words, |_| unreachable!("no file")).unwrap();
@@ -440,7 +403,7 @@ mod tests {
             name: SINGLE.to_owned(),
             port: PORT,
             agent_port: AGENT_PORT,
-            token_sha256: "ff".to_owned(),
+            token_sha256: agent::digest("secret"),
         };
         assert_eq!(settings.job, Job::TestServer(expected));
     }
@@ -448,7 +411,7 @@ mod tests {
     /// Checks the requirements of `k8s.io/pod-security-admission` for pods under `restricted`.
     #[test]
     fn pods_are_within_the_restricted_standard() {
-        let pod = serde_json::to_value(run().pod(&plan())).unwrap();
+        let pod = run().pod(&plan());
         let spec = &pod["spec"];
         assert_eq!(spec["securityContext"]["runAsNonRoot"], true);
         let profile = &spec["securityContext"]["seccompProfile"];
@@ -468,17 +431,17 @@ mod tests {
             is_own: false,
             ..run()
         };
-        let name = |run: Run| run.service(Kind::Empty, &[]).metadata.name;
-        assert_eq!(name(run()).as_deref(), Some("no-endpoints"));
-        let expected = Some("tripod-test-0123abcd-no-endpoints");
-        assert_eq!(name(given).as_deref(), expected);
+        let name = |run: Run| run.service(Kind::Empty, &[])["metadata"]["name"].clone();
+        assert_eq!(name(run()), "no-endpoints");
+        assert_eq!(name(given), "tripod-test-0123abcd-no-endpoints");
     }
 
     #[test]
     fn load_balancers_are_left_alone_by_controllers_and_have_no_node_ports() {
         let ip = "10.244.0.9".parse().unwrap();
         for kind in Kind::ALL {
-            let spec = run().service(kind, &[ip]).spec.unwrap();
+            let service: Service = serde_json::from_value(run().service(kind, &[ip])).unwrap();
+            let spec = service.spec.unwrap();
             let is_balancer = spec.type_.as_deref() == Some("LoadBalancer");
             assert_eq!(is_balancer, kind.is_balancer(), "{kind:?}");
             assert_eq!(spec.load_balancer_class.is_some(), is_balancer, "{kind:?}");

@@ -6,37 +6,22 @@ use std::net::{IpAddr, SocketAddr};
 use net::{Family, Protocol};
 
 use super::{
-    objects::{Kind, PROTOCOLS, SCHEDULER, SERVICE_PORT},
+    objects::{Kind, SCHEDULER, SERVICE_PORT},
     promise::Promise,
     stage::{Reach, Stage, TestService},
-    tried::{Try, callers, every, this_node},
+    tried::{Try, by_each, callers, every, this_node},
 };
 use crate::{config::ModeName, status_api::ServicePort};
 
-/// The name of the check that endpoints on the caller's node are preferred.
-pub const SAME_NODE: &str = "trafficDistribution PreferSameNode";
-
-/// The name of the check of a Service that names a scheduler.
-pub const SOURCE_HASH: &str = "scheduler sh";
-
-/// The name of the check of node ports at loopback addresses.
-const LOCALHOST: &str = "node port on localhost";
-
 /// Returns the test cases for `service` at its cluster IP.
 pub fn tries(stage: &Stage, service: &TestService, ip: IpAddr) -> Vec<Try> {
-    let (name, promise) = match service.kind {
-        Kind::SameNode => (SAME_NODE, every(stage, service, ip, Reach::Node)),
-        Kind::SourceHash => {
-            let servers = stage.servers(service.kind, ip, Reach::Cluster);
-            (SOURCE_HASH, Promise::SameOne(servers))
-        }
+    let promise = match service.kind {
+        Kind::SameNode => every(stage, service, ip, Reach::Node),
+        Kind::SourceHash => Promise::SameOne(stage.servers(service.kind, ip, Reach::Cluster)),
         _ => return Vec::new(),
     };
     let to = SocketAddr::new(ip, SERVICE_PORT);
-    let each = callers(stage).into_iter().flat_map(|caller| {
-        PROTOCOLS.map(|protocol| Try::new(name, service, (to, protocol), &caller, promise.clone()))
-    });
-    each.collect()
+    by_each(service, to, &callers(stage), &promise)
 }
 
 /// Returns the test cases for the node ports of `service` at the loopback address of the family of
@@ -53,14 +38,9 @@ pub fn at_localhost(stage: &Stage, service: &TestService, ip: IpAddr) -> Vec<Try
     let each = ports.map(|(protocol, port)| {
         let to = SocketAddr::new(Family::of(&ip).localhost(), *port);
         Try {
+            name: "node port on localhost".to_owned(),
             at_node: true,
-            ..Try::new(
-                LOCALHOST,
-                service,
-                (to, *protocol),
-                &this_node(),
-                promise.clone(),
-            )
+            ..Try::new(service, (to, *protocol), &this_node(), promise.clone())
         }
     });
     each.collect()

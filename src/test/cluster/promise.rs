@@ -10,6 +10,7 @@ use super::super::{
     chance,
     report::{Finding, Outcome},
 };
+use crate::listing::all_of;
 
 /// Names of servers.
 pub type Servers = BTreeSet<String>;
@@ -49,12 +50,10 @@ impl Promise {
 
     fn words(&self) -> String {
         match self {
-            Promise::Every(servers) if servers.len() == 1 => {
-                format!("{} answers", list(servers))
-            }
-            Promise::Every(servers) => format!("each of {} answers", list(servers)),
-            Promise::Only(servers) => format!("of {} only some answer", list(servers)),
-            Promise::SameOne(servers) => format!("one of {} answers all", list(servers)),
+            Promise::Every(servers) if servers.len() == 1 => format!("{} answers", all_of(servers)),
+            Promise::Every(servers) => format!("each of {} answers", all_of(servers)),
+            Promise::Only(servers) => format!("of {} only some answer", all_of(servers)),
+            Promise::SameOne(servers) => format!("one of {} answers all", all_of(servers)),
             Promise::Refused => "refused".to_owned(),
             Promise::RefusedOrSilent => "refused, or no answer".to_owned(),
             Promise::Silent => "no answer".to_owned(),
@@ -111,13 +110,14 @@ pub fn answered(seen: &[Seen]) -> BTreeMap<&str, usize> {
 }
 
 /// Summarizes the results of the calls in words.
-fn summary(seen: &[Seen]) -> String {
+pub fn summary(seen: &[Seen]) -> String {
     let mut parts: Vec<String> = answered(seen)
         .into_iter()
         .map(|(name, count)| format!("{name} {count}"))
         .collect();
     let count = |of: &Seen| seen.iter().filter(|seen| *seen == of).count();
     for (what, count) in [
+        ("open", count(&Seen::Open)),
         ("refused", count(&Seen::Refused)),
         ("no answer", count(&Seen::Silence)),
     ] {
@@ -148,17 +148,15 @@ impl ClientPromise {
     /// Judges whether servers saw the caller; `is_own` says whether an address is this
     /// node's. `None`: no server answered.
     pub fn judge(&self, seen: &[Seen], is_own: impl Fn(IpAddr) -> bool) -> Option<Finding> {
-        let clients: BTreeSet<IpAddr> = seen
-            .iter()
-            .filter_map(|seen| match seen {
-                Seen::Answer { client, .. } => Some(client.ip()),
-                _ => None,
-            })
-            .collect();
+        let clients = seen.iter().filter_map(|seen| match seen {
+            Seen::Answer { client, .. } => Some(client.ip()),
+            _ => None,
+        });
+        let clients: BTreeSet<IpAddr> = clients.collect();
         if clients.is_empty() {
             return None;
         }
-        let text = list(&clients);
+        let text = all_of(&clients);
         let (seen, outcome) = if clients.iter().all(|ip| self.addresses.contains(ip)) {
             (text, Outcome::Passed)
         } else if self.may_be_masqueraded && clients.iter().all(|ip| is_own(*ip)) {
@@ -168,16 +166,11 @@ impl ClientPromise {
             (text, Outcome::Failed)
         };
         Some(Finding {
-            promised: format!("servers see {}", list(&self.addresses)),
+            promised: format!("servers see {}", all_of(&self.addresses)),
             seen,
             outcome,
         })
     }
-}
-
-fn list<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
-    let items: Vec<String> = items.into_iter().map(|item| item.to_string()).collect();
-    items.join(", ")
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use net::Protocol;
+use serde_json::Value;
 
 use super::{
     super::agent::Agent,
@@ -117,15 +117,13 @@ impl Stage {
 
 impl TestPod {
     /// Reads a pod as the API server returns it; `None` if it is not ready.
-    pub fn read(plan: &PodPlan, pod: &Pod) -> Option<TestPod> {
-        let status = pod.status.as_ref()?;
-        let mut conditions = status.conditions.iter().flatten();
-        conditions.find(|condition| condition.type_ == "Ready" && condition.status == "True")?;
-        let all = status.pod_ips.iter().flatten().map(|ip| &ip.ip);
-        let ips = addresses(all.chain(&status.pod_ip));
-        let hosts = status.host_ips.iter().flatten().map(|ip| &ip.ip);
-        let host_ips = addresses(hosts.chain(&status.host_ip));
-        (!ips.is_empty()).then(|| TestPod {
+    pub fn read(plan: &PodPlan, pod: &Value) -> Option<TestPod> {
+        let status = &pod["status"];
+        let all = each(&status["podIPs"]).map(|ip| &ip["ip"]);
+        let ips = addresses(all.chain([&status["podIP"]]));
+        let hosts = each(&status["hostIPs"]).map(|ip| &ip["ip"]);
+        let host_ips = addresses(hosts.chain([&status["hostIP"]]));
+        (is_ready(pod) && !ips.is_empty()).then(|| TestPod {
             plan: plan.clone(),
             ips,
             host_ips,
@@ -141,31 +139,27 @@ impl TestPod {
 
 impl TestService {
     /// Reads a Service as the API server stored it; `None` if it has no cluster IP.
-    pub fn read(kind: Kind, service: &Service) -> Option<TestService> {
-        let spec = service.spec.as_ref()?;
-        let all = spec.cluster_ips.iter().flatten();
-        let cluster_ips = addresses(all.chain(&spec.cluster_ip));
-        let ports = spec.ports.iter().flatten().filter_map(|port| {
+    pub fn read(kind: Kind, service: &Value) -> Option<TestService> {
+        let spec = &service["spec"];
+        let cluster_ips = addresses(each(&spec["clusterIPs"]).chain([&spec["clusterIP"]]));
+        let ports = each(&spec["ports"]).filter_map(|port| {
             let mut all = Protocol::ALL.into_iter();
-            let protocol = all.find(|known| port.protocol.as_deref() == Some(known.name()))?;
-            Some((protocol, u16::try_from(port.node_port?).ok()?))
+            let protocol = all.find(|known| port["protocol"] == known.name())?;
+            Some((protocol, number(&port["nodePort"])?))
         });
-        let status = service.status.as_ref();
-        let balancer = status.and_then(|status| status.load_balancer.as_ref());
-        let ingress = balancer.and_then(|balancer| balancer.ingress.as_ref());
-        let balanced = ingress.into_iter().flatten().flat_map(|one| &one.ip);
-        let mut external = addresses(spec.external_ips.iter().flatten().chain(balanced));
+        let balanced = each(&service["status"]["loadBalancer"]["ingress"]).map(|one| &one["ip"]);
+        let mut external = addresses(each(&spec["externalIPs"]).chain(balanced));
         external.retain(|ip| cluster_ips.iter().any(|own| own.is_ipv4() == ip.is_ipv4()));
-        let health_check = spec
-            .health_check_node_port
-            .and_then(|port| u16::try_from(port).ok());
         (!cluster_ips.is_empty()).then(|| TestService {
             kind,
-            name: service.metadata.name.clone().unwrap_or_default(),
+            name: service["metadata"]["name"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned(),
             cluster_ips,
             node_ports: ports.collect(),
             external,
-            health_check: health_check.filter(|port| *port > 0),
+            health_check: number(&spec["healthCheckNodePort"]).filter(|port| *port > 0),
             scheduler: String::new(),
         })
     }
@@ -178,10 +172,25 @@ impl TestService {
     }
 }
 
+/// Returns the items of an array; none if it is missing.
+pub fn each(array: &Value) -> impl Iterator<Item = &Value> {
+    array.as_array().into_iter().flatten()
+}
+
+fn number(value: &Value) -> Option<u16> {
+    value.as_u64()?.try_into().ok()
+}
+
+/// Returns whether a pod or a node is ready.
+fn is_ready(object: &Value) -> bool {
+    let mut conditions = each(&object["status"]["conditions"]);
+    conditions.any(|now| now["type"] == "Ready" && now["status"] == "True")
+}
+
 /// Parses the texts that are addresses, without duplicates.
-fn addresses<'a>(texts: impl Iterator<Item = &'a String>) -> Vec<IpAddr> {
+fn addresses<'a>(texts: impl Iterator<Item = &'a Value>) -> Vec<IpAddr> {
     let mut found = Vec::new();
-    for ip in texts.filter_map(|text| text.parse().ok()) {
+    for ip in texts.filter_map(|text| text.as_str()?.parse().ok()) {
         if !found.contains(&ip) {
             found.push(ip);
         }
@@ -193,25 +202,16 @@ fn addresses<'a>(texts: impl Iterator<Item = &'a String>) -> Vec<IpAddr> {
 ///
 /// # Errors
 /// When there is none, and why.
-pub fn other_node(nodes: &[Node], this: &str) -> Result<String, String> {
-    let takes_pods = |node: &&Node| {
-        let spec = node.spec.as_ref();
-        let open = spec.is_none_or(|spec| {
-            let taints = spec.taints.iter().flatten();
-            let mut keeps_off = taints.map(|taint| taint.effect != "PreferNoSchedule");
-            spec.unschedulable != Some(true) && !keeps_off.any(|keeps| keeps)
-        });
-        let status = node.status.as_ref();
-        let mut conditions = status
-            .and_then(|status| status.conditions.as_ref())
-            .into_iter()
-            .flatten();
-        open && conditions.any(|now| now.type_ == "Ready" && now.status == "True")
+pub fn other_node(nodes: &[Value], this: &str) -> Result<String, String> {
+    let takes_pods = |node: &&Value| {
+        let spec = &node["spec"];
+        let mut taints = each(&spec["taints"]);
+        let is_tainted = taints.any(|taint| taint["effect"] != "PreferNoSchedule");
+        is_ready(node) && !is_tainted && spec["unschedulable"] != true
     };
-    let mut others = nodes
-        .iter()
-        .filter(|node| node.metadata.name.as_deref() != Some(this));
+    let mut others = nodes.iter().filter(|node| node["metadata"]["name"] != this);
     let found = others.find(takes_pods);
-    let name = found.and_then(|node| node.metadata.name.clone());
-    name.ok_or_else(|| "there is no other node that is ready and takes pods".to_owned())
+    let name = found.and_then(|node| node["metadata"]["name"].as_str());
+    name.map(str::to_owned)
+        .ok_or_else(|| "there is no other node that is ready and takes pods".to_owned())
 }

@@ -6,12 +6,13 @@ use net::Protocol;
 
 use super::{
     super::{agent::Agent, many::Calls},
+    objects::PROTOCOLS,
     promise::{ClientPromise, Promise},
     stage::{Reach, Stage, TestPod, TestService},
 };
 
 /// Number of simultaneous calls whose order does not matter.
-pub const AT_ONCE: usize = 16;
+const AT_ONCE: usize = 16;
 
 /// Schedulers that give each endpoint a share of consecutive calls; others may choose one endpoint
 /// for all calls of a caller.
@@ -66,14 +67,13 @@ impl Try {
     /// Makes a test case that calls a Service's address, without a promise about the client
     /// address.
     pub fn new(
-        name: &str,
         service: &TestService,
         (to, protocol): (SocketAddr, Protocol),
         caller: &Caller,
         promise: Promise,
     ) -> Try {
         Try {
-            name: name.to_owned(),
+            name: service.kind.check().to_owned(),
             service: service.name.clone(),
             to,
             protocol,
@@ -95,6 +95,19 @@ impl Try {
             at_once: self.at_once,
         }
     }
+}
+
+/// Returns calls of `to` by each of the callers, over each protocol.
+pub fn by_each(
+    service: &TestService,
+    to: SocketAddr,
+    callers: &[Caller],
+    promise: &Promise,
+) -> Vec<Try> {
+    let each = callers.iter().flat_map(|caller| {
+        PROTOCOLS.map(|protocol| Try::new(service, (to, protocol), caller, promise.clone()))
+    });
+    each.collect()
 }
 
 /// The description of the server that is on this node.

@@ -6,11 +6,11 @@ use net::Protocol;
 
 use super::{
     external,
-    objects::{Kind, PROTOCOLS, SERVICE_PORT, SINGLE},
+    objects::{Kind, SERVICE_PORT, SINGLE},
     preferences,
     promise::{ClientPromise, Promise},
     stage::{Reach, Stage, TestService},
-    tried::{AT_ONCE, Caller, ELSEWHERE, ITSELF, Try, callers, elsewhere, every, pod, refused},
+    tried::{Caller, ELSEWHERE, ITSELF, Try, by_each, callers, elsewhere, every, pod, refused},
 };
 use crate::config::ModeName;
 
@@ -50,18 +50,17 @@ pub fn after_change(stage: &Stage) -> Vec<Try> {
 
 fn of_cluster_ip(stage: &Stage, service: &TestService, ip: IpAddr) -> Vec<Try> {
     let to = SocketAddr::new(ip, SERVICE_PORT);
-    let (name, promise) = match service.kind {
-        Kind::ClusterIp => ("cluster IP", every(stage, service, ip, Reach::Cluster)),
-        Kind::Affinity => {
+    let promise = match service.kind {
+        Kind::ClusterIp => every(stage, service, ip, Reach::Cluster),
+        Kind::Affinity => Promise::SameOne(stage.servers(service.kind, ip, Reach::Cluster)),
+        Kind::InternalLocal => every(stage, service, ip, Reach::Node),
+        Kind::Empty => refused(stage),
+        Kind::Single => {
+            // The only endpoint calls itself through the Service.
+            let caller = pod(stage, SINGLE, ITSELF);
             let servers = stage.servers(service.kind, ip, Reach::Cluster);
-            ("session affinity", Promise::SameOne(servers))
+            return by_each(service, to, caller.as_slice(), &Promise::Every(servers));
         }
-        Kind::InternalLocal => (
-            "internalTrafficPolicy Local",
-            every(stage, service, ip, Reach::Node),
-        ),
-        Kind::Empty => ("no endpoints", refused(stage)),
-        Kind::Single => return hairpin(stage, service, to),
         Kind::NodePort
         | Kind::ExternalLocal
         | Kind::ExternalIp
@@ -70,46 +69,27 @@ fn of_cluster_ip(stage: &Stage, service: &TestService, ip: IpAddr) -> Vec<Try> {
         | Kind::SameNode
         | Kind::SourceHash => return Vec::new(),
     };
-    let mut tries = Vec::new();
-    for caller in callers(stage) {
-        for protocol in PROTOCOLS {
-            let is_node = caller.agent.is_none();
-            // A program on this node gets EPERM from its own kernel if a rule refuses its datagram,
-            // and does not learn that it was refused.
-            if service.kind == Kind::Empty && is_node && protocol == Protocol::Udp {
-                continue;
-            }
-            let keeps = matches!(service.kind, Kind::ClusterIp | Kind::InternalLocal);
-            let client =
-                (keeps && !is_node && stage.mode != ModeName::Userspace).then(|| ClientPromise {
-                    addresses: caller.of_family(ip),
-                    may_be_masqueraded: true,
-                });
-            tries.push(Try {
-                client,
-                // The second call must find the state that the first one left.
-                at_once: if service.kind == Kind::Affinity {
-                    1
-                } else {
-                    AT_ONCE
-                },
-                ..Try::new(name, service, (to, protocol), &caller, promise.clone())
-            });
+    let mut tries = by_each(service, to, &callers(stage), &promise);
+    // A program on this node gets EPERM from its own kernel if a rule refuses its datagram, and does
+    // not learn that it was refused.
+    tries.retain(|tried| {
+        let is_pod = tried.caller.agent.is_some();
+        service.kind != Kind::Empty || is_pod || tried.protocol != Protocol::Udp
+    });
+    for tried in &mut tries {
+        let keeps = matches!(service.kind, Kind::ClusterIp | Kind::InternalLocal)
+            && tried.caller.agent.is_some()
+            && stage.mode != ModeName::Userspace;
+        tried.client = keeps.then(|| ClientPromise {
+            addresses: tried.caller.of_family(ip),
+            may_be_masqueraded: true,
+        });
+        if service.kind == Kind::Affinity {
+            // The second call must find the state that the first one left.
+            tried.at_once = 1;
         }
     }
     tries
-}
-
-/// Returns the test cases for the Service whose only endpoint calls itself through it.
-fn hairpin(stage: &Stage, service: &TestService, to: SocketAddr) -> Vec<Try> {
-    let caller = pod(stage, SINGLE, ITSELF);
-    let servers = stage.servers(service.kind, to.ip(), Reach::Cluster);
-    let each = caller.into_iter().flat_map(|caller| {
-        let promise = Promise::Every(servers.clone());
-        PROTOCOLS
-            .map(|protocol| Try::new("hairpin", service, (to, protocol), &caller, promise.clone()))
-    });
-    each.collect()
 }
 
 fn of_node_port(stage: &Stage, service: &TestService, node: IpAddr) -> Vec<Try> {
@@ -117,6 +97,10 @@ fn of_node_port(stage: &Stage, service: &TestService, node: IpAddr) -> Vec<Try> 
         Kind::Single => elsewhere(stage).into_iter().collect(),
         Kind::ExternalLocal => callers(stage).into_iter().chain(elsewhere(stage)).collect(),
         _ => callers(stage),
+    };
+    let name = match service.kind {
+        Kind::Single => Kind::ExternalLocal.check(),
+        kind => kind.check(),
     };
     let mut tries = Vec::new();
     for (protocol, port) in &service.node_ports {
@@ -126,10 +110,9 @@ fn of_node_port(stage: &Stage, service: &TestService, node: IpAddr) -> Vec<Try> 
             let from_outside = service.kind == Kind::ExternalLocal && caller.words == ELSEWHERE;
             // IPVS: one virtual server serves all callers, as in kube-proxy.
             let is_local = from_outside || stage.mode == ModeName::Ipvs;
-            let (name, reach) = match service.kind {
-                Kind::NodePort => ("node port", Reach::Cluster),
-                _ if is_local => ("externalTrafficPolicy Local", Reach::Node),
-                _ => ("externalTrafficPolicy Local", Reach::Cluster),
+            let reach = match is_local && service.kind != Kind::NodePort {
+                true => Reach::Node,
+                false => Reach::Cluster,
             };
             let keeps = is_pod && !is_userspace && service.kind != Kind::NodePort;
             let to = (SocketAddr::new(node, *port), *protocol);
@@ -141,7 +124,8 @@ fn of_node_port(stage: &Stage, service: &TestService, node: IpAddr) -> Vec<Try> 
                     may_be_masqueraded: false,
                 }),
                 from_outside,
-                ..Try::new(name, service, to, caller, promise)
+                name: name.to_owned(),
+                ..Try::new(service, to, caller, promise)
             });
         }
     }

@@ -3,15 +3,13 @@
 use std::{
     net::{IpAddr, SocketAddr},
     path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::atomic::{AtomicUsize, Ordering},
     time::Duration,
 };
 
+use futures_util::future::join_all;
 use net::{Family, Protocol};
-use tokio::{sync::Semaphore, task::JoinSet};
+use tokio::sync::Semaphore;
 
 use super::{
     network::Network,
@@ -26,7 +24,6 @@ use crate::{
         call::{Seen, call},
         declared::{Declared, Frontend},
         judge::{disagreement, judge},
-        many::all,
         promise::{Answers, Call, Caller, Promise, REFUSALS},
         report::{Check, Finding},
     },
@@ -85,7 +82,7 @@ impl Attempts {
         ports: Vec<Declared>,
     ) -> Vec<Check> {
         let checks: usize = ports.iter().map(|port| pairs(port).count()).sum();
-        let attempts = Arc::new(Attempts {
+        let attempts = Attempts {
             network,
             subnets,
             mode,
@@ -95,15 +92,9 @@ impl Attempts {
             turns: Semaphore::new(CALLS),
             silent_turns: Semaphore::new(SILENT),
             questions: Semaphore::new(QUESTIONS),
-        });
-        let mut under_way = JoinSet::new();
-        for (at, port) in ports.into_iter().enumerate() {
-            let attempts = Arc::clone(&attempts);
-            under_way.spawn(async move { (at, attempts.port(&port).await) });
-        }
-        let mut done = under_way.join_all().await;
-        done.sort_by_key(|(at, _)| *at);
-        done.into_iter().flat_map(|(_, checks)| checks).collect()
+        };
+        let done = join_all(ports.iter().map(|port| attempts.port(port)));
+        done.await.concat()
     }
 
     /// Tests ServicePort `port`, one check after another, because with session affinity earlier
@@ -155,13 +146,12 @@ impl Attempts {
         };
         let seen = match &promise {
             Promise::Nothing(_) => Vec::new(),
-            Promise::Refused => {
-                self.calls(REFUSALS, caller, to, protocol, Wait::Answer)
-                    .await
-            }
-            Promise::Silence => {
-                self.calls(REFUSALS, caller, to, protocol, Wait::Silence)
-                    .await
+            Promise::Refused | Promise::Silence => {
+                let wait = match promise {
+                    Promise::Silence => Wait::Silence,
+                    _ => Wait::Answer,
+                };
+                self.calls(REFUSALS, caller, to, protocol, wait).await
             }
             Promise::Answers(answers) => self.answers(answers, caller, to, protocol).await,
         };
@@ -213,7 +203,7 @@ impl Attempts {
         protocol: Protocol,
         wait: Wait,
     ) -> Vec<Seen> {
-        all((0..number).map(|_| self.call(caller, to, protocol, wait))).await
+        join_all((0..number).map(|_| self.call(caller, to, protocol, wait))).await
     }
 
     async fn call(&self, caller: Caller, to: SocketAddr, protocol: Protocol, wait: Wait) -> Seen {

@@ -7,14 +7,14 @@ mod proxy;
 mod servers;
 mod subnets;
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{collections::BTreeSet, net::IpAddr, path::Path};
 
 use net::Family;
 use netlink::isolation;
 
 use self::{
     attempts::{Attempts, THOROUGH},
-    network::{Behind, Network},
+    network::{Behind, Network, ips},
     proxy::Proxy,
     servers::At,
     subnets::Subnets,
@@ -24,21 +24,21 @@ use super::{
     report::Report,
 };
 use crate::{
-    cli::FolderTest, config::ModeName, kernel::open_files, node, services::AddressKind,
+    cli::Test, config::ModeName, kernel::open_files, node, services::AddressKind,
     status_api::Status, watch,
 };
 
-/// Runs the test that `asked` describes. This process must have only one thread, which is in other
+/// Tests `folder` as `asked`. This process must have only one thread, which is in other
 /// namespaces afterwards.
 ///
 /// # Errors
 /// Why nothing could be tried.
-pub(super) async fn run(asked: &FolderTest) -> Result<Report, String> {
-    let name = asked.folder.display();
-    watch::manifests::check(&asked.folder)?;
-    let own = node::name(asked.node.as_deref().unwrap_or_default())?;
+pub(super) async fn run(folder: &Path, asked: &Test) -> Result<Report, String> {
+    let name = folder.display();
+    watch::manifests::check(folder)?;
+    let own = node::name(asked.hostname_override.as_deref().unwrap_or_default())?;
     let folder = isolation::enter()
-        .and_then(|()| isolation::empty_run(&asked.folder))
+        .and_then(|()| isolation::empty_run(folder))
         .map_err(|error| {
             format!(
                 "cannot create the namespaces of the test: {error}. Run it as root, in a container \
@@ -51,7 +51,7 @@ pub(super) async fn run(asked: &FolderTest) -> Result<Report, String> {
     open_files::raise_limit();
     let (batch, faults) = watch::manifests::read(&folder).await;
     let objects = Objects::new(batch.events);
-    let node = match &asked.node {
+    let node = match &asked.hostname_override {
         Some(_) => own,
         None => objects.node(own),
     };
@@ -62,26 +62,24 @@ pub(super) async fn run(asked: &FolderTest) -> Result<Report, String> {
              that has a clusterIP, and its EndpointSlices. The log above names what cannot be read"
         ));
     }
-    let (behind, servers) = behind(&ports, &node);
-    let used = [
-        &*behind.here,
-        &behind.elsewhere,
-        &behind.services,
-        &cluster_ips(&ports),
-    ]
-    .concat();
+    let behind = behind(&ports, &node);
+    let servers = [&behind.here, &behind.elsewhere].map(ips).concat();
+    let frontends = ports.iter().flat_map(|port| &port.frontends);
+    let used = frontends.filter_map(|frontend| frontend.ip).chain(servers);
+    let used: Vec<IpAddr> = used.collect();
     let subnets = Subnets::beside(&used).ok_or("the folder uses all of 198.18.0.0/16")?;
-    let network = Network::new(subnets, &behind).await?;
-    let families = network.families.clone();
+    let network = Network::new(subnets, &behind).await;
+    let network = network.map_err(|fault| fault.to_string())?;
+    let families = network.families;
     let of_kernel = |at: BTreeSet<At>| -> BTreeSet<At> {
         let is_of = |(address, _): &At| families.contains(&Family::of(&address.ip()));
         at.into_iter().filter(is_of).collect()
     };
-    servers::start(&network.here, of_kernel(servers.here)).await?;
-    servers::start(&network.elsewhere, of_kernel(servers.elsewhere)).await?;
-    let mut proxy = Proxy::start(&folder, asked.mode, &node, subnets)?;
+    servers::start(&network.here, of_kernel(behind.here)).await?;
+    servers::start(&network.elsewhere, of_kernel(behind.elsewhere)).await?;
+    let mut proxy = Proxy::start(&folder, asked.proxy_mode, &node, subnets)?;
     let status = proxy.synced().await?;
-    let mode = mode(&status, asked.mode)?;
+    let mode = mode(&status, asked.proxy_mode)?;
     let mut notes = notes(&status, &node);
     let checks = Attempts::run(network, subnets, (mode, node), ports).await;
     if checks.len() > THOROUGH {
@@ -129,50 +127,24 @@ fn notes(status: &Status, node: &str) -> Vec<String> {
     notes
 }
 
-fn cluster_ips(ports: &[Declared]) -> Vec<IpAddr> {
-    let frontends = ports.iter().flat_map(|port| &port.frontends);
-    frontends.filter_map(|frontend| frontend.ip).collect()
-}
-
-/// The addresses of servers.
-#[derive(Debug, Default)]
-struct Servers {
-    here: BTreeSet<At>,
-    elsewhere: BTreeSet<At>,
-}
-
-/// Returns the addresses behind the node's links, and those at which servers listen.
-fn behind(ports: &[Declared], node: &str) -> (Behind, Servers) {
-    let is_here: BTreeSet<IpAddr> = ports
-        .iter()
-        .flat_map(|port| &port.endpoints)
-        .filter(|(_, endpoint)| endpoint.is_on(node))
-        .map(|(address, _)| address.ip())
-        .collect();
-    let (mut behind, mut servers) = (Behind::default(), Servers::default());
+/// Returns the addresses behind the node's links.
+fn behind(ports: &[Declared], node: &str) -> Behind {
+    let endpoints = ports.iter().flat_map(|port| &port.endpoints);
+    let here = endpoints.filter(|(_, endpoint)| endpoint.is_on(node));
+    let is_here: BTreeSet<IpAddr> = here.map(|(address, _)| address.ip()).collect();
+    let mut behind = Behind::default();
     for port in ports {
         for address in port.endpoints.keys() {
-            let (held, at) = if is_here.contains(&address.ip()) {
-                (&mut behind.here, &mut servers.here)
-            } else {
-                (&mut behind.elsewhere, &mut servers.elsewhere)
+            let at = match is_here.contains(&address.ip()) {
+                true => &mut behind.here,
+                false => &mut behind.elsewhere,
             };
-            held.push(address.ip());
             at.insert((*address, port.name.protocol));
         }
         let frontends = port.frontends.iter();
         let routed = frontends.filter(|frontend| frontend.kind != AddressKind::ClusterIp);
-        behind
-            .services
-            .extend(routed.filter_map(|frontend| frontend.ip));
+        let routed = routed.filter_map(|frontend| frontend.ip);
+        behind.services.extend(routed);
     }
-    for ips in [
-        &mut behind.here,
-        &mut behind.elsewhere,
-        &mut behind.services,
-    ] {
-        ips.sort_unstable();
-        ips.dedup();
-    }
-    (behind, servers)
+    behind
 }

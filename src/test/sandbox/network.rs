@@ -1,6 +1,8 @@
 //! The node and its neighbours: network namespaces, joined by links.
 
 use std::{
+    collections::BTreeSet,
+    error::Error,
     net::IpAddr,
     os::fd::{AsFd, BorrowedFd},
     path::Path,
@@ -12,7 +14,10 @@ use netlink::{
     Protocol, Socket, addresses, isolation::NetworkNamespace, links, routes, sysctl, veth,
 };
 
-use super::subnets::{Link, Subnets};
+use super::{
+    servers::At,
+    subnets::{Link, Subnets},
+};
 
 /// The neighbours of the node. The node itself is the namespace of this process.
 ///
@@ -37,19 +42,30 @@ pub(super) struct Network {
     /// A host outside.
     pub(super) outside: NetworkNamespace,
     /// The IP families that this kernel supports.
-    pub(super) families: Vec<Family>,
+    pub(super) families: &'static [Family],
 }
 
 /// Addresses behind the node's links.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Behind {
-    /// Endpoints on the node.
-    pub(super) here: Vec<IpAddr>,
-    /// Endpoints on other nodes, or whose node is not known.
-    pub(super) elsewhere: Vec<IpAddr>,
+    /// Servers at the endpoints on the node.
+    pub(super) here: BTreeSet<At>,
+    /// Servers at endpoints on other nodes, or whose node is not known.
+    pub(super) elsewhere: BTreeSet<At>,
     /// Service addresses, which the host outside routes to the node.
-    pub(super) services: Vec<IpAddr>,
+    pub(super) services: BTreeSet<IpAddr>,
 }
+
+/// Returns the addresses of servers.
+pub(super) fn ips(servers: &BTreeSet<At>) -> Vec<IpAddr> {
+    let mut ips: Vec<IpAddr> = servers.iter().map(|(address, _)| address.ip()).collect();
+    // They are in order.
+    ips.dedup();
+    ips
+}
+
+/// Something that could not be created, in words.
+pub(super) type Fault = Box<dyn Error + Send + Sync>;
 
 /// The end of a link that is not at the node.
 const OTHER_END: &str = "eth0";
@@ -78,21 +94,17 @@ impl Network {
     ///
     /// # Errors
     /// Says what could not be created.
-    pub(super) async fn new(subnets: Subnets, behind: &Behind) -> Result<Network, String> {
-        let namespace = |name: &str| NetworkNamespace::new(name).map_err(|error| error.to_string());
+    pub(super) async fn new(subnets: Subnets, behind: &Behind) -> Result<Network, Fault> {
+        let namespace = NetworkNamespace::new;
         let has_v6 = Path::new("/proc/sys/net/ipv6").exists();
         let network = Network {
             caller: namespace("caller")?,
             here: namespace("here")?,
             elsewhere: namespace("elsewhere")?,
             outside: namespace("outside")?,
-            families: if has_v6 {
-                Family::ALL.to_vec()
-            } else {
-                vec![Family::V4]
-            },
+            families: if has_v6 { &Family::ALL } else { &[Family::V4] },
         };
-        set(&network.families)?;
+        set(network.families)?;
         for (link, there) in [
             (Link::Caller, &network.caller),
             (Link::Here, &network.here),
@@ -101,15 +113,15 @@ impl Network {
         ] {
             network.join(link, there, subnets, behind).await?;
         }
-        for family in &network.families {
+        for family in network.families {
             // Without a route a service address could not be called from here: the call
             // would fail before any rule sees it.
             let outside = subnets.other_end(Link::Outside, *family).addr();
             route(&[everywhere(*family)], outside)?;
             let here = subnets.other_end(Link::Here, *family).addr();
-            route(&hosts(&behind.here, *family), here)?;
+            route(&hosts(ips(&behind.here), *family), here)?;
             let elsewhere = subnets.other_end(Link::Elsewhere, *family).addr();
-            route(&hosts(&behind.elsewhere, *family), elsewhere)?;
+            route(&hosts(ips(&behind.elsewhere), *family), elsewhere)?;
         }
         network.join_beyond(subnets).await?;
         Ok(network)
@@ -122,53 +134,49 @@ impl Network {
         there: &NetworkNamespace,
         subnets: Subnets,
         behind: &Behind,
-    ) -> Result<(), String> {
-        let file = there.namespace();
-        begin(link, OTHER_END, file.as_fd(), subnets, &self.families)?;
-        let families = self.families.clone();
-        let (held, services) = match link {
-            Link::Here => (behind.here.clone(), None),
-            Link::Elsewhere => (behind.elsewhere.clone(), None),
-            Link::Caller | Link::Beyond => (Vec::new(), None),
-            // It has no route to other nodes: packets that the node does not serve end here.
-            Link::Outside => (Vec::new(), Some(behind.services.clone())),
+    ) -> Result<(), Fault> {
+        let families = self.families;
+        begin(
+            link,
+            OTHER_END,
+            there.namespace().as_fd(),
+            subnets,
+            families,
+        )?;
+        let mut held = match link {
+            Link::Here => ips(&behind.here),
+            Link::Elsewhere => ips(&behind.elsewhere),
+            _ => Vec::new(),
         };
+        held.retain(|ip| families.contains(&Family::of(ip)));
+        // It has no route to other nodes: packets that the node does not serve end there.
+        let services = (link == Link::Outside).then(|| behind.services.clone());
         let other_end = move || {
-            set(&families)?;
-            let own = families
-                .iter()
-                .map(|family| subnets.other_end(link, *family));
-            up(OTHER_END, &own.collect::<Vec<_>>())?;
-            for family in &families {
+            set(families)?;
+            up(OTHER_END, families, |family| {
+                subnets.other_end(link, family)
+            })?;
+            for family in families {
                 let node = subnets.node(link, *family).addr();
                 match &services {
                     None => route(&[everywhere(*family)], node)?,
-                    Some(services) => route(&hosts(services, *family), node)?,
+                    Some(services) => route(&hosts(services.clone(), *family), node)?,
                 }
             }
-            let held: Vec<IpAddr> = held.into_iter().filter(|ip| is_of(ip, &families)).collect();
             hold(&held)
         };
         in_there(there, other_end).await
     }
 
     /// Joins other nodes to the host outside.
-    async fn join_beyond(&self, subnets: Subnets) -> Result<(), String> {
+    async fn join_beyond(&self, subnets: Subnets) -> Result<(), Fault> {
         let outside = self.outside.namespace().try_clone();
         let outside = outside.map_err(|error| format!("cannot open a namespace: {error}"))?;
-        let link = Link::Beyond;
-        let families = self.families.clone();
-        let one_end = move || begin(link, PEER, outside.as_fd(), subnets, &families);
+        let (link, families) = (Link::Beyond, self.families);
+        let one_end = move || begin(link, PEER, outside.as_fd(), subnets, families);
         in_there(&self.elsewhere, one_end).await?;
-        let families = self.families.clone();
-        let other_end = move || {
-            let own = families
-                .iter()
-                .map(|family| subnets.other_end(link, *family));
-            up(PEER, &own.collect::<Vec<_>>())
-        };
+        let other_end = move || up(PEER, families, |family| subnets.other_end(link, family));
         in_there(&self.outside, other_end).await?;
-        let families = self.families.clone();
         let to_caller = move || {
             families.iter().try_for_each(|family| {
                 let caller = subnets.other_end(Link::Outside, *family).addr();
@@ -182,10 +190,9 @@ impl Network {
 /// Runs `work` in the namespace `there`.
 async fn in_there(
     there: &NetworkNamespace,
-    work: impl FnOnce() -> Result<(), String> + Send + 'static,
-) -> Result<(), String> {
-    let done = there.run(async { work() }).await;
-    done.map_err(|error| error.to_string())?
+    work: impl FnOnce() -> Result<(), Fault> + Send + 'static,
+) -> Result<(), Fault> {
+    there.run(async { work() }).await?
 }
 
 /// Adds `link`, with its other end, `peer`, in the namespace `there`, and sets this end up.
@@ -195,64 +202,61 @@ fn begin(
     there: BorrowedFd<'_>,
     subnets: Subnets,
     families: &[Family],
-) -> Result<(), String> {
-    veth::add(&mut open()?, link.name(), peer, there).map_err(|error| error.to_string())?;
-    let own = families.iter().map(|family| subnets.node(link, *family));
-    up(link.name(), &own.collect::<Vec<_>>())
-}
-
-fn is_of(ip: &IpAddr, families: &[Family]) -> bool {
-    families.contains(&Family::of(ip))
+) -> Result<(), Fault> {
+    veth::add(&mut open()?, link.name(), peer, there)?;
+    up(link.name(), families, |family| subnets.node(link, family))
 }
 
 fn everywhere(family: Family) -> IpNet {
     IpNet::new_assert(family.unspecified(), 0)
 }
 
-fn hosts(ips: &[IpAddr], family: Family) -> Vec<IpNet> {
-    let ips = ips.iter().filter(|ip| Family::of(ip) == family);
-    ips.map(|ip| IpNet::from(*ip)).collect()
+fn hosts(ips: impl IntoIterator<Item = IpAddr>, family: Family) -> Vec<IpNet> {
+    let ips = ips.into_iter().filter(|ip| Family::of(ip) == family);
+    ips.map(IpNet::from).collect()
 }
 
-fn open() -> Result<Socket, String> {
-    Socket::open(Protocol::Route).map_err(|error| error.to_string())
+fn open() -> Result<Socket, Fault> {
+    Ok(Socket::open(Protocol::Route)?)
 }
 
 /// Sets the kernel settings of the calling thread's namespace.
-fn set(families: &[Family]) -> Result<(), String> {
+fn set(families: &[Family]) -> Result<(), Fault> {
     for (_, name, value) in SETTINGS
         .iter()
         .filter(|(family, ..)| families.contains(family))
     {
         match sysctl::write(name, value) {
-            Err(error) if !error.is_missing() => return Err(error.to_string()),
+            Err(error) if !error.is_missing() => return Err(error.into()),
             _ => {}
         }
     }
     Ok(())
 }
 
-/// Brings a link up, with these addresses.
-fn up(name: &str, own: &[IpNet]) -> Result<(), String> {
-    let set = || {
-        let mut socket = Socket::open(Protocol::Route)?;
-        let index = links::index(name)?;
-        links::set_up(&mut socket, index)?;
-        own.iter()
-            .try_for_each(|address| addresses::add_with_subnet(&mut socket, index, *address))
-    };
-    set().map_err(|error| error.to_string())
+/// Brings a link up, with its `own` address of each family.
+fn up(name: &str, families: &[Family], own: impl Fn(Family) -> IpNet) -> Result<(), Fault> {
+    let mut socket = open()?;
+    let index = links::index(name)?;
+    links::set_up(&mut socket, index)?;
+    for family in families {
+        addresses::add_with_subnet(&mut socket, index, own(*family))?;
+    }
+    Ok(())
 }
 
 /// Assigns the addresses `ips` in the calling thread's namespace.
-fn hold(ips: &[IpAddr]) -> Result<(), String> {
+fn hold(ips: &[IpAddr]) -> Result<(), Fault> {
     let mut socket = open()?;
-    let index = links::index(OTHER_END).map_err(|error| error.to_string())?;
-    let outcomes = addresses::add(&mut socket, index, ips).map_err(|error| error.to_string())?;
+    let outcomes = addresses::add(&mut socket, links::index(OTHER_END)?, ips)?;
     let done: Result<(), _> = outcomes.into_iter().collect();
-    done.map_err(|error| format!("an endpoint cannot have its address: {error}"))
+    Ok(done.map_err(|error| format!("an endpoint cannot have its address: {error}"))?)
 }
 
-fn route(destinations: &[IpNet], gateway: IpAddr) -> Result<(), String> {
-    routes::add_over_gateway(&mut open()?, destinations, gateway).map_err(|error| error.to_string())
+fn route(destinations: &[IpNet], gateway: IpAddr) -> Result<(), Fault> {
+    Ok(routes::add_over_gateway(
+        &mut open()?,
+        destinations,
+        gateway,
+    )?)
 }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::IpNet;
 use net::{Family, PerFamily};
 
-/// A link; most of them join the node with a neighbour.
+/// A link; most of them join the node with a neighbour. Each has a subnet of this number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Link {
     /// To a pod of this node, which calls.
@@ -28,17 +28,6 @@ impl Link {
             Link::Here => "pod-endpoints",
             Link::Elsewhere => "other-nodes",
             Link::Outside | Link::Beyond => "outside",
-        }
-    }
-
-    /// The number of its subnet.
-    fn number(self) -> u8 {
-        match self {
-            Link::Caller => 0,
-            Link::Here => 1,
-            Link::Elsewhere => 2,
-            Link::Outside => 3,
-            Link::Beyond => 4,
         }
     }
 }
@@ -71,7 +60,7 @@ impl Subnets {
     }
 
     fn address(self, link: Link, number: u8, family: Family) -> IpNet {
-        let last = link.number() * SIZE + number;
+        let last = link as u8 * SIZE + number;
         let [a, b, c] = self.v4;
         let bits = family.bits();
         let ip = match family {

@@ -31,7 +31,7 @@ fn headers(source: &str, destination: &str) -> Option<Headers> {
     })
 }
 
-fn step(packet: Option<Headers>, rule: &str, end: Option<End>) -> Step {
+fn step(packet: Option<Headers>, rule: &str, end: Option<Outcome>) -> Step {
     let words = report::Step {
         at: rule.to_owned(),
         verdict: "jump a".to_owned(),
@@ -104,13 +104,10 @@ fn a_packet_is_followed_to_its_endpoint_and_its_connection_to_the_end() {
 
 #[test]
 fn what_is_refused_is_reported_once() {
-    for (end, outcome) in [
-        (End::Refused, Outcome::Refused),
-        (End::Dropped, Outcome::Dropped),
-    ] {
+    for outcome in [Outcome::Refused, Outcome::Dropped] {
         let mut stories = stories(Protocol::Tcp, Proxy::default());
         let now = Instant::now();
-        let refused = || step(headers(CLIENT, TO), "rule", Some(end));
+        let refused = || step(headers(CLIENT, TO), "rule", Some(outcome));
         let found = connection(stories.step(refused(), now));
         assert_eq!(
             (found.outcome, found.by.as_deref()),
