@@ -377,7 +377,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_client_gets_what_is_known_while_it_is_read_for_another_one() {
-        let counted = Namespaces::All;
+        let counted = Namespaces::new([Namespaces::ALL.to_owned()]);
         let chains = Chains::new(iptables::Traffic::new(Vec::new(), counted));
         let mut port = service_port("web:http", [10, 96, 0, 1]);
         port.endpoints = endpoints([endpoint(([10, 1, 0, 1], 80))]);

@@ -236,9 +236,9 @@ pub fn options(family: Family, choices: u128) -> Options {
             Features::all() - missing.iter().copied().collect::<Features>()
         },
         counted: if choices.below(4) == 3 {
-            Namespaces::All
+            Namespaces::new([Namespaces::ALL.to_owned()])
         } else {
-            Namespaces::None
+            Namespaces::default()
         },
         ..Options::usual(family)
     }
