@@ -2,7 +2,12 @@
 //! that only Tripod has. This module parses their values; a malformed one is reported and counts as
 //! not given.
 
-use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    num::NonZeroU32,
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
 
 use super::{
     invalid::Inspection,
@@ -97,6 +102,13 @@ impl Preferences {
     pub const MAX_CONNECTIONS: &str = "tripod.proxy/max-connections";
     /// Annotation with the maximum number of connections of each client of a Service.
     pub const MAX_CONNECTIONS_PER_CLIENT: &str = "tripod.proxy/max-connections-per-client";
+
+    /// Returns what was `asked`; nothing is requested if there is none.
+    pub fn given(asked: &Option<Arc<Preferences>>) -> &Preferences {
+        static NONE: LazyLock<Preferences> = LazyLock::new(Preferences::default);
+        asked.as_deref().unwrap_or(&NONE)
+    }
+
 
     /// Annotation with the number of entries of a table of consistent hashing.
     pub const HASH_TABLE_SIZE: &str = "tripod.proxy/hash-table-size";

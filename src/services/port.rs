@@ -6,7 +6,7 @@ use std::{
     net::IpAddr,
     num::NonZeroU16,
     ops::RangeInclusive,
-    sync::{Arc, LazyLock},
+    sync::Arc,
     time::Duration,
 };
 
@@ -166,8 +166,7 @@ impl ServicePort {
 
     /// The requests of the Service under `tripod.proxy/`.
     pub fn preferences(&self) -> &Preferences {
-        static NONE: LazyLock<Preferences> = LazyLock::new(Preferences::default);
-        self.preferences.as_deref().unwrap_or(&NONE)
+        Preferences::given(&self.preferences)
     }
 
     /// Returns how many endpoints are in use although they are not ready, because none is.

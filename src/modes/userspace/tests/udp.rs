@@ -113,7 +113,7 @@ fn a_datagram_is_not_sent_twice_against_the_services_will() {
     );
     plan.targets[0].weight = 1_000;
     plan.scheduler = SchedulerName::Sed;
-    plan.retry = Retry::Connect;
+    plan.preferences = retrying(Retry::Connect);
     proxy.listeners.reroute(&plan, None);
     let client = proxy.udp_client();
     client.send(b"lost").unwrap();

@@ -176,8 +176,9 @@ async fn connection(ticket: &mut Ticket, client: &mut Stream, flow: &Flow) {
         return;
     }
     let routing = ticket.group.routing();
-    let retry = routing.retry;
-    let header = match routing.proxy_protocol {
+    let asked = routing.preferences();
+    let retry = asked.retry.unwrap_or_default();
+    let header = match asked.proxy_protocol {
         None => Vec::new(),
         Some(ProxyProtocol::V2) => match proxy_protocol::called(client) {
             Ok(called) => proxy_protocol::header(flow.client, called),
