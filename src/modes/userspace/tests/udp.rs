@@ -189,7 +189,7 @@ fn clients_of_an_endpoint_that_takes_no_new_ones_go_on_while_it_serves() {
     let inherited = next.udp_client();
     let key = (inherited.local_addr().unwrap(), [127, 0, 0, 1].into());
     let associations = next.listeners.associations().expect("it is UDP");
-    associations.inherit([(key, a, Duration::ZERO)].into_iter());
+    associations.inherit((key, a, Duration::ZERO), None);
     assert_eq!(ask(&inherited, b"?"), b"a");
     assert_eq!(ask(&next.udp_client(), b"?"), b"b");
 
@@ -241,7 +241,7 @@ fn pass_on(passed: &Association, next: &Proxy, client: &UdpSocket, endpoint: Soc
     };
     let key = (client.local_addr().unwrap(), [127, 0, 0, 1].into());
     let associations = next.listeners.associations().expect("it is UDP");
-    associations.inherit_flow((key, endpoint, Duration::ZERO), flow);
+    associations.inherit((key, endpoint, Duration::ZERO), Some(flow));
 }
 
 #[test]
