@@ -247,7 +247,7 @@ impl<M: Mode> Runner<M> {
 
     fn fold(&mut self, batch: Batch) {
         let mut events = Events::default();
-        for event in &batch.events {
+        for event in &batch {
             if let Event::Changed(Object::EndpointSlice(slice)) = event
                 && let Owner::Service(service) = &slice.owner
                 && let Some(at) = slice.trigger.time()
@@ -263,7 +263,7 @@ impl<M: Mode> Runner<M> {
                 _ => {}
             }
         }
-        let changes = self.tracker.apply(batch.events);
+        let changes = self.tracker.apply(batch);
         self.metrics.services.seen(events.services);
         self.metrics.endpoints.seen(events.slices);
         let node = self.tracker.node();
