@@ -16,7 +16,6 @@ mod listeners;
 mod loads;
 mod node;
 mod node_port_relay;
-mod observe;
 mod options;
 mod plan;
 mod proxy;
