@@ -247,22 +247,8 @@ impl TrafficSource for Relayed {
 
 impl Relayed {
     fn of_port(&self, port: &ServicePort) -> PortTraffic {
-        let loads = self.0.of(&port.name);
-        let endpoints = loads.iter().map(|(address, load)| {
-            let traffic = Traffic {
-                active: Some(load.active),
-                connections: Some(load.connections),
-                bytes_in: Some(load.from_clients),
-                bytes_out: Some(load.to_clients),
-            };
-            (*address, traffic)
-        });
-        let mut traffic: PortTraffic = endpoints.collect();
-        let limited = self.0.limited(&port.name);
-        traffic.limited = limited.map(|limited| Limited {
-            service: limited.service,
-            client: limited.client,
-        });
+        let mut traffic: PortTraffic = self.0.of(&port.name).into_iter().collect();
+        traffic.limited = self.0.limited(&port.name);
         traffic
     }
 }

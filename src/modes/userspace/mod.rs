@@ -45,7 +45,7 @@ pub use self::{
     assignments::{Assignments, FlowToPass},
     capture::Capture,
     cleanup::{Installed, prepare_successor},
-    loads::{EndpointLoad, Limited, Loads},
+    loads::Loads,
     node_port_relay::{NodePortRelay, RelayMetrics, relayed},
     options::{Options, Role, workers},
     proxy::{
