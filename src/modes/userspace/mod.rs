@@ -67,7 +67,7 @@ use self::{
 };
 use super::{
     Asked, Compared, Difference, ExplainResult, Mode, Outcomes, Packet, SyncReport, both_failed,
-    explain::Explain, handover::Handover, progress::SyncProgress, state::FamilyState, unsupported,
+    explain::Explain, progress::SyncProgress, state::FamilyState, unsupported,
 };
 use crate::{
     config::ModeName,
@@ -149,11 +149,6 @@ impl Userspace {
     /// Must be called `before` and after a mode of the kernel in this process writes rules.
     pub fn expect_changes(&mut self, before: bool) {
         self.capture.expect_changes(before);
-    }
-
-    /// The handover to and from other processes.
-    pub fn handover(&self) -> Handover {
-        self.executor.handover().clone()
     }
 
     /// The extent of each family's sync.

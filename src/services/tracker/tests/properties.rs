@@ -309,7 +309,8 @@ fn ranges_are_of_the_first_at_an_address(tracker: &Tracker) -> Result<(), TestCa
     };
     let rank = |port: &ServicePort, ip| {
         let service = &port.name.service;
-        let created = tracker.service(service).map(|service| service.created);
+        let created = tracker.services[service].service.as_ref();
+        let created = created.map(|service| service.created);
         (class(port, ip), created, service.clone())
     };
     for range in tracker.map().iter().filter(|port| port.is_range()) {
