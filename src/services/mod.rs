@@ -46,8 +46,7 @@ pub use absence::{Absence, Missing};
 pub use changes::{Changes, Former, MOST_WAITING, Stale};
 pub use endpoint::{Endpoint, Endpoints, NotUsed, Reach, endpoint_words};
 pub use extensions::{
-    DEFAULT_WEIGHT, Forwarding, OwnMode, Preferences, ProxyProtocol, Reset, Retry, SETTLED, WEIGHT,
-    WhenNoneReady,
+    DEFAULT_WEIGHT, Forwarding, Preferences, Retry, SETTLED, WEIGHT,
 };
 pub use invalid::{Invalid, Reduced};
 pub use names::Names;

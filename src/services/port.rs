@@ -17,7 +17,7 @@ use super::{
     ServicePortName,
     absence::Missing,
     endpoint::Endpoints,
-    extensions::{OwnMode, Preferences, Reset},
+    extensions::Preferences,
     owners::{AddressKind, Conflict},
 };
 
@@ -171,7 +171,7 @@ impl ServicePort {
 
     /// Returns how many endpoints are in use although they are not ready, because none is.
     pub fn last_ready(&self) -> usize {
-        if self.preferences().when_none_ready.is_none() {
+        if !self.preferences().keeps_last_ready {
             return 0;
         }
         let all = self.endpoints.all.iter();
@@ -188,13 +188,12 @@ impl ServicePort {
     /// ports are not relayed.
     pub fn is_relayed(&self) -> bool {
         let can_be = self.name.protocol != Protocol::Sctp && !self.is_range();
-        can_be && self.preferences().mode == Some(OwnMode::Userspace)
+        can_be && self.preferences().relayed
     }
 
     /// Returns whether its connections to endpoints that are gone end with a reset.
     pub fn is_resetting(&self) -> bool {
-        let is_asked = self.preferences().reset == Some(Reset::Gone);
-        is_asked && self.name.protocol == Protocol::Tcp && !self.is_range()
+        self.preferences().reset && self.name.protocol == Protocol::Tcp && !self.is_range()
     }
 
     /// Returns whether its endpoints are all that its EndpointSlices have: not if there are too many,
@@ -209,7 +208,7 @@ impl ServicePort {
     /// ready, or none is. Over UDP it is not visible whether one answers, and of the ports of a range
     /// none may be in use.
     pub(super) fn may_eject(&self, any_last_ready: bool) -> bool {
-        let is_asked = self.preferences().eject == Some(true) || any_last_ready;
+        let is_asked = self.preferences().eject || any_last_ready;
         is_asked && self.name.protocol == Protocol::Tcp && !self.is_range()
     }
 

@@ -360,7 +360,7 @@ impl Tracker {
         let slices = entry.slices.iter().map(|slice| &**slice);
         let preferences = entry.service.as_ref().and_then(|s| s.preferences.as_ref());
         let duration = preferences.and_then(|preferences| preferences.slow_start);
-        let wanted = preferences.is_some_and(|preferences| preferences.when_none_ready.is_some());
+        let wanted = preferences.is_some_and(|preferences| preferences.keeps_last_ready);
         let changing = Changing {
             starts: self.slow_starts.observe(name, duration, slices.clone()),
             last_ready: self.last_ready.observe(name, wanted, slices.clone()),

@@ -110,7 +110,7 @@ impl Call<'_> {
             let why = format!("its endpoint {endpoint} is a loopback address of the node");
             return Some(why);
         }
-        let header = preferences.is_some_and(|asked| asked.proxy_protocol.is_some());
+        let header = preferences.is_some_and(|asked| asked.proxy_protocol);
         if header && self.mode == ModeName::Userspace && self.port.is_of(Protocol::Tcp) {
             return Some("the test servers do not read the header of proxy-protocol".to_owned());
         }

@@ -8,7 +8,7 @@ use std::{
 
 use super::*;
 use crate::{
-    services::{Preferences, ProxyProtocol, service_ports::port_name},
+    services::{Preferences, service_ports::port_name},
     status_api::{Candidate, Listed, VERSION},
     test::declared::{Endpoint, EndpointState, Frontend},
 };
@@ -271,7 +271,7 @@ fn what_servers_here_cannot_do_is_not_tried() {
         call.not_tried()
     };
     let header = || Preferences {
-        proxy_protocol: Some(ProxyProtocol::V2),
+        proxy_protocol: true,
         ..Preferences::default()
     };
     let direct = || Preferences {

@@ -131,12 +131,12 @@ fn of_ranges(port: &ServicePort, features: Features) -> Vec<Reason> {
                    count for the other ports of the Service";
         Reason::new(what, why)
     }));
-    if asked.eject == Some(true) {
+    if asked.eject {
         let why =
             "in ranges of ports, an endpoint that does not answer gets connections all the same";
         reasons.push(Reason::new(Preferences::EJECT, why));
     }
-    if asked.reset.is_some() {
+    if asked.reset {
         let why = "in ranges of ports, no connection is reset";
         reasons.push(Reason::new(Preferences::RESET, why));
     }
