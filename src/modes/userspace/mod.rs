@@ -53,7 +53,7 @@ pub use self::{
         descriptors::Descriptors,
         dials::{Dial, Dials},
         tcp::Limits as DialLimits,
-        udp::{Association, Reader},
+        udp::Association,
         usage::ConnectionLimits,
     },
     rings::{Io, Rings},

@@ -7,7 +7,7 @@ use prometheus::IntCounter;
 use super::{
     super::proxy::{
         affinity::Affinity,
-        udp::{Association, Exchange, PassedFlow, Reader},
+        udp::{Association, Exchange, PassedFlow},
     },
     *,
 };
@@ -281,7 +281,7 @@ fn a_flow_that_another_process_passed_on_keeps_its_socket() {
     inherit(&client, backend);
     // Two flows to one endpoint cannot have the same port.
     inherit(&other, backend);
-    passed.leave_answers(Reader::Successor);
+    passed.leave_answers(true);
     for _ in 0..100 {
         assert_eq!(ask(&client, b"?"), asked, "and the old process takes none");
     }

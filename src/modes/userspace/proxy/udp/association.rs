@@ -18,7 +18,7 @@ use net::Protocol;
 use parking_lot::Mutex;
 use tokio::{net::UdpSocket, time::Instant};
 
-pub use self::inherited::{Exchange, PassedFlow, Reader};
+pub use self::inherited::{Exchange, PassedFlow};
 use self::{
     inherited::{Inherited, InheritedClients},
     search::Begun,

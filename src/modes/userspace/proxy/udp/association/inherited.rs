@@ -251,8 +251,8 @@ impl Association {
     }
 
     /// Leaves the answers to another process, or takes them back.
-    pub fn leave_answers(&self, to: Reader) {
-        self.is_left.store(to == Reader::Successor, Relaxed);
+    pub fn leave_answers(&self, to_another: bool) {
+        self.is_left.store(to_another, Relaxed);
         self.place.activity().wake();
     }
 }
@@ -261,13 +261,4 @@ impl AsFd for Association {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.backend.as_fd()
     }
-}
-
-/// The process that reads the answers of a flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reader {
-    /// This process, as before it gave way.
-    ThisProcess,
-    /// The process that takes over.
-    Successor,
 }
