@@ -43,7 +43,7 @@ use self::{
     last_ready::LastReady,
     latency::Triggers,
     metrics::Metrics,
-    question::{Question, Questions, Reading},
+    question::{Question, Questions},
     schedule::{Outcome, SyncScheduler, Turn},
     status::{Extent, PastSync, Status, SuccessfulSync},
     this_node::ThisNode,
@@ -226,21 +226,19 @@ impl<M: Mode> Runner<M> {
     }
 
     async fn answer(&mut self, question: Question) {
-        let map = self.tracker.map();
-        // The client may have stopped waiting.
-        match question {
-            Question::Compare(reply) if !reply.is_closed() => {
-                let _ = reply.send(question::compare(&mut self.mode, map).await);
+        let Question {
+            packets,
+            compares,
+            reply,
+        } = question;
+        if !reply.is_closed() {
+            let map = self.tracker.map();
+            let answer = question::answer(&mut self.mode, map, packets, compares).await;
+            // The client may have stopped waiting.
+            let _ = reply.send(answer);
+            if compares {
                 self.trimmer.kernel_read();
             }
-            Question::Explain(packets, reading, reply) if !reply.is_closed() => {
-                let explained = question::explain(&mut self.mode, map, packets, reading).await;
-                let _ = reply.send(explained);
-                if reading == Reading::Whole {
-                    self.trimmer.kernel_read();
-                }
-            }
-            Question::Compare(_) | Question::Explain(..) => {}
         }
         self.trimmer.trim();
     }
