@@ -1,14 +1,7 @@
 //! ServicePorts: one port of one Service in one IP family, with everything that a mode needs to
 //! forward its traffic.
 
-use std::{
-    fmt,
-    net::IpAddr,
-    num::NonZeroU16,
-    ops::RangeInclusive,
-    sync::Arc,
-    time::Duration,
-};
+use std::{fmt, net::IpAddr, num::NonZeroU16, ops::RangeInclusive, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
 use net::{Frontend, Protocol};
@@ -34,19 +27,6 @@ impl fmt::Display for ServiceName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
     }
-}
-
-/// Whether the connections of one client stay on one endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SessionAffinity {
-    /// Each connection is scheduled independently.
-    None,
-    /// Connections of one client address go to the same endpoint until the client has been silent
-    /// for `timeout`.
-    ClientIp {
-        /// Time since the client's last new connection after which a new endpoint is chosen.
-        timeout: Duration,
-    },
 }
 
 /// `internalTrafficPolicy` or `externalTrafficPolicy` of a Service.
@@ -82,8 +62,9 @@ pub struct ServicePort {
     pub load_balancer_ips: Box<[IpAddr]>,
     /// `spec.loadBalancerSourceRanges` of this family; if empty, all clients are allowed.
     pub load_balancer_source_ranges: Box<[IpNet]>,
-    /// `spec.sessionAffinity`, with its timeout.
-    pub session_affinity: SessionAffinity,
+    /// Timeout of `spec.sessionAffinity`: connections of one client address go to the same endpoint
+    /// until the client has made no new one for this long. `None` if each is scheduled on its own.
+    pub session_affinity: Option<Duration>,
     /// Policy for traffic to the cluster IP.
     pub internal_traffic_policy: TrafficPolicy,
     /// Policy for traffic to external, load-balancer IPs and node ports.

@@ -7,7 +7,7 @@ use net::Protocol;
 use super::{chance, declared::Declared};
 use crate::{
     config::ModeName,
-    services::{AddressKind, Forwarding, SessionAffinity, TrafficPolicy},
+    services::{AddressKind, Forwarding, TrafficPolicy},
     status_api::Explanation,
 };
 
@@ -242,10 +242,7 @@ impl Call<'_> {
 
     fn answers(&self, mut endpoints: Vec<SocketAddr>, explanation: &Explanation) -> Answers {
         endpoints.sort_unstable();
-        let stays = match self.port.affinity {
-            SessionAffinity::None => None,
-            SessionAffinity::ClientIp { timeout } => Some(timeout >= SHORT),
-        };
+        let stays = self.port.affinity.map(|timeout| timeout >= SHORT);
         let shares = explanation.candidates.iter();
         let shares: Option<Vec<f64>> = shares.map(|candidate| candidate.share).collect();
         let calls = shares.and_then(|shares| calls(&shares, self.checks));

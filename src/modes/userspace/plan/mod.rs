@@ -16,10 +16,7 @@ use net::{Frontend, Protocol};
 pub use self::preferences::{scheduler, unsupported};
 use crate::{
     sched::SchedulerName,
-    services::{
-        Endpoints, Preferences, ServicePort, ServicePortName, SessionAffinity,
-        TrafficPolicy,
-    },
+    services::{Endpoints, Preferences, ServicePort, ServicePortName, TrafficPolicy},
 };
 
 /// The addresses of a ServicePort for which a service group exists. Addresses that are treated
@@ -209,10 +206,7 @@ fn group(
         keep_flows: Box::default(),
         allowed: candidate.allowed.into(),
         scheduler: scheduler(port, default).unwrap_or_else(|used| used.instead),
-        affinity: match port.session_affinity {
-            SessionAffinity::None => None,
-            SessionAffinity::ClientIp { timeout } => Some(timeout),
-        },
+        affinity: port.session_affinity,
         preferences: port.preferences.clone(),
         present: (port.is_resetting() && port.knows_endpoints()).then(|| {
             let all = port.endpoints.all.iter();
