@@ -59,7 +59,7 @@ impl Node {
     pub fn nftables() -> Node {
         let (configuration, configured) = settings();
         let setup = nftables::Setup {
-            counted: tripod::services::Namespaces::None,
+            counted: tripod::services::Namespaces::default(),
             node_ports: Arc::new(NodePorts::new(&configured.node_ports, None)),
             configuration,
             configured,

@@ -261,7 +261,7 @@ impl Ejector {
                 room = room(&self.batches), if !self.unsent.is_empty() => {
                     let Some(room) = room else { return };
                     let events = mem::take(&mut self.unsent);
-                    room.send(Batch { events });
+                    room.send(events);
                     continue;
                 }
                 () = shared.changed.notified() => self.watch(),

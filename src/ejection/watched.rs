@@ -154,7 +154,7 @@ mod tests {
         let mut port = service_port(name, [10, 96, 0, 1]);
         port.endpoints = endpoints(addresses.iter().map(|address| endpoint(at(address))));
         let preferences = Preferences {
-            eject: Some(eject),
+            eject,
             ..Preferences::default()
         };
         port.preferences = Some(preferences.into());

@@ -3,7 +3,7 @@
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     fmt,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, OwnedFd},
     sync::{Arc, Weak},
 };
 
@@ -74,19 +74,7 @@ pub(super) struct Entry {
 }
 
 /// A socket that goes with a record.
-pub(super) enum Sent {
-    Socket(Arc<dyn Listening>),
-    Flow(Arc<dyn AsFd + Send + Sync>),
-}
-
-impl AsFd for Sent {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Sent::Socket(socket) => socket.as_fd(),
-            Sent::Flow(socket) => socket.as_fd(),
-        }
-    }
-}
+pub(super) type Sent = Arc<dyn AsFd + Send + Sync>;
 
 impl Entry {
     /// Has this process accept there, unless another one does.
@@ -102,7 +90,7 @@ pub(super) enum Job {
     Hold(u64),
     Release(u64),
     Note(Vec<u8>),
-    Flow(Flow<Arc<dyn AsFd + Send + Sync>>),
+    Flow(Flow<Sent>),
 }
 
 impl Table {
@@ -117,16 +105,15 @@ impl Table {
         Some(match self.queue.front()? {
             Job::Release(number) => (Message::Release(*number), None),
             Job::Note(note) => (Message::Note(note.clone()), None),
-            Job::Flow((record, socket)) => (
-                Message::Flow(record.clone()),
-                Some(Sent::Flow(Arc::clone(socket))),
-            ),
+            Job::Flow((record, socket)) => {
+                (Message::Flow(record.clone()), Some(Arc::clone(socket)))
+            }
             Job::Hold(number) => {
                 let entry = self.sockets.get(number);
                 match entry.and_then(|entry| Some((entry, entry.socket.upgrade()?))) {
                     Some((entry, socket)) => {
                         let message = Message::Hold(*number, entry.description.clone());
-                        (message, Some(Sent::Socket(socket)))
+                        (message, Some(socket))
                     }
                     // It was closed meanwhile.
                     None => (Message::Release(*number), None),

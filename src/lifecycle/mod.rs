@@ -45,7 +45,7 @@ pub use self::{
 use crate::{
     modes::handover::Handover,
     runner::AfterSync,
-    serve::{Listeners, Successors},
+    serve::Listeners,
     services::{Changes, ServiceMap},
 };
 
@@ -154,12 +154,6 @@ async fn once_it_serves(
     predecessors.iter().for_each(Predecessor::serves);
     if let Err(error) = successor::listen(handover, listeners) {
         tracing::warn!("another process cannot take over without a gap: {error}");
-    }
-}
-
-impl Successors for Handover {
-    fn is_any(&self) -> bool {
-        self.has_successor()
     }
 }
 

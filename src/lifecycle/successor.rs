@@ -27,7 +27,7 @@ use crate::{
     kernel::socket::records::{Channel, Listener},
     modes::{
         handover::{Handover, Successor},
-        userspace::{Association, FlowToPass, Reader},
+        userspace::{Association, FlowToPass},
     },
     serve::{self, Listeners},
 };
@@ -292,14 +292,14 @@ impl PassedOn {
             listener.is_some_and(|listener| taken.contains(&listener))
         };
         let flows = flows.filter(is_taken);
-        flows.for_each(|flow| flow.leave_answers(Reader::Successor));
+        flows.for_each(|flow| flow.leave_answers(true));
     }
 }
 
 impl Drop for PassedOn {
     fn drop(&mut self) {
         let flows = self.0.values().filter_map(Weak::upgrade);
-        flows.for_each(|flow| flow.leave_answers(Reader::ThisProcess));
+        flows.for_each(|flow| flow.leave_answers(false));
     }
 }
 

@@ -114,7 +114,7 @@ impl Reason {
                    iptables and userspace mode do";
         preferences
             .reset
-            .map(|_| Reason::new(Preferences::RESET, why))
+            .then(|| Reason::new(Preferences::RESET, why))
     }
 
     /// A slow start, where the scheduler of the Service ignores weights.
@@ -160,7 +160,7 @@ impl Reason {
                        can end them";
             Reason::new(Preferences::DRAIN_TIMEOUT, why)
         });
-        let header = preferences.proxy_protocol.map(|_| {
+        let header = preferences.proxy_protocol.then(|| {
             let why = "the kernel forwards packets without looking into connections, so no header \
                        can be added; userspace mode can do that";
             Reason::new(Preferences::PROXY_PROTOCOL, why)
@@ -180,7 +180,7 @@ impl Reason {
 /// of those that a sync of `changes` has to apply.
 pub fn unsupported_mode(family: Family, map: &ServiceMap, changes: &Changes) -> Vec<Unsupported> {
     of_changed(family, map, changes, |port| {
-        let is_refused = port.preferences().mode.is_some() && !port.is_relayed();
+        let is_refused = port.preferences().relayed && !port.is_relayed();
         is_refused.then(|| {
             let what = if port.is_range() {
                 "a range of ports"

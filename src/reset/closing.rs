@@ -260,10 +260,7 @@ async fn arrived(tracer: Option<&Tracer>) {
 
 /// The set of connections whose packets are reported.
 fn set(family: Family) -> Arc<Set> {
-    let address = match family {
-        Family::V4 => DataType::Ipv4,
-        Family::V6 => DataType::Ipv6,
-    };
+    let address = DataType::address(family);
     let key = vec![address, DataType::Port, address, DataType::Port];
     Arc::new(Set::new("connections", Type::Named(key)))
 }

@@ -185,7 +185,7 @@ mod tests {
 
     use super::*;
     use crate::services::{
-        Preferences, Reset,
+        Preferences,
         service_ports::{endpoint, endpoints, port_name, service_port},
     };
 
@@ -196,7 +196,7 @@ mod tests {
     /// The ServicePort `web` at 10.96.0.1:80 and node port 30080.
     fn web(addresses: &[&str], resets: bool) -> ServicePort {
         let preferences = Preferences {
-            reset: resets.then_some(Reset::Gone),
+            reset: resets,
             ..Preferences::default()
         };
         ServicePort {

@@ -39,10 +39,7 @@ impl Sender {
     /// # Errors
     /// Those of socket(2).
     pub fn open(family: Family) -> io::Result<Sender> {
-        let domain = match family {
-            Family::V4 => Domain::IPV4,
-            Family::V6 => Domain::IPV6,
-        };
+        let domain = Domain::for_address((family.unspecified(), 0).into());
         // Its packets have their IP header with them: raw(7).
         let socket = Socket::new(domain, Type::RAW, Some(Protocol::from(libc::IPPROTO_RAW)))?;
         socket.set_nonblocking(true)?;

@@ -16,28 +16,26 @@ use crate::{
 const NAMED: usize = 3;
 
 /// Conflicts that were logged and still exist.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Conflicts {
-    recorder: Recorder,
     known: HashMap<ServicePortName, Box<[Conflict]>>,
 }
 
 impl Conflicts {
-    /// Posts Events to `recorder`.
-    pub(super) fn new(recorder: Recorder) -> Conflicts {
-        Conflicts {
-            recorder,
-            known: HashMap::new(),
-        }
-    }
-
     /// Number of ServicePorts that lack an address.
     pub(super) fn len(&self) -> usize {
         self.known.len()
     }
 
-    /// Reports new conflicts in `map`, to which the `changes` of `family` have been applied.
-    pub(super) fn report(&mut self, family: Family, map: &ServiceMap, changes: &Changes) {
+    /// Reports new conflicts in `map`, to which the `changes` of `family` have been applied, to
+    /// `recorder`.
+    pub(super) fn report(
+        &mut self,
+        family: Family,
+        map: &ServiceMap,
+        changes: &Changes,
+        recorder: &Recorder,
+    ) {
         let names = changes.concerned(family, map, self.known.keys(), |port| {
             !port.conflicts.is_empty()
         });
@@ -74,8 +72,7 @@ impl Conflicts {
                 note.push_str(" or port");
             }
             tracing::warn!("Service {service}: {note}");
-            self.recorder
-                .post(Event::address_conflict(service.clone(), note));
+            recorder.post(Event::address_conflict(service.clone(), note));
         }
     }
 }
@@ -92,7 +89,7 @@ mod tests {
     #[test]
     fn each_is_reported_once_until_it_ends() {
         let (recorder, mut events) = Recorder::new(16);
-        let mut conflicts = Conflicts::new(recorder);
+        let mut conflicts = Conflicts::default();
         let mut tracker = Tracker::new("here");
         let service = |name: &str, ips: &[&str]| {
             let object = json!({
@@ -105,7 +102,7 @@ mod tests {
         };
         let mut apply = |event: ObjectEvent| {
             let changes = tracker.apply([event]);
-            conflicts.report(Family::V4, tracker.map(), &changes);
+            conflicts.report(Family::V4, tracker.map(), &changes, &recorder);
             let mut posted = Vec::new();
             while let Ok(event) = events.try_recv() {
                 posted.push(event.note);

@@ -12,29 +12,26 @@ use crate::{
 };
 
 /// ServicePorts that were reported.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct LastReady {
-    recorder: Recorder,
     known: HashSet<ServicePortName>,
 }
 
 impl LastReady {
-    /// Posts Events to `recorder`.
-    pub(super) fn new(recorder: Recorder) -> LastReady {
-        LastReady {
-            recorder,
-            known: HashSet::new(),
-        }
-    }
-
     /// Number of ServicePorts whose endpoints are in use although none is ready.
     pub(super) fn len(&self) -> usize {
         self.known.len()
     }
 
     /// Reports ServicePorts of `map` for which this begins or ends, after the `changes` of `family`
-    /// have been applied.
-    pub(super) fn report(&mut self, family: Family, map: &ServiceMap, changes: &Changes) {
+    /// have been applied, to `recorder`.
+    pub(super) fn report(
+        &mut self,
+        family: Family,
+        map: &ServiceMap,
+        changes: &Changes,
+        recorder: &Recorder,
+    ) {
         let names = changes.concerned(family, map, self.known.iter(), |port| port.last_ready() > 0);
         let mut begun: BTreeMap<ServiceName, usize> = BTreeMap::new();
         for name in names {
@@ -59,7 +56,7 @@ impl LastReady {
                 Preferences::WHEN_NONE_READY
             );
             tracing::warn!("Service {service}: {note}");
-            self.recorder.post(Event::none_ready(service, note));
+            recorder.post(Event::none_ready(service, note));
         }
     }
 }

@@ -43,12 +43,11 @@ use self::{
     last_ready::LastReady,
     latency::Triggers,
     metrics::Metrics,
-    question::{Question, Questions, Reading},
+    question::{Question, Questions},
     schedule::{Outcome, SyncScheduler, Turn},
     status::{Extent, PastSync, Status, SuccessfulSync},
     this_node::ThisNode,
     trim::Trimmer,
-    unsupported::ReportedPreferences,
 };
 use crate::{
     events::Recorder,
@@ -94,7 +93,7 @@ pub struct Runner<M> {
     followers: Vec<Box<dyn AfterSync>>,
     pending: PerFamily<Pending>,
     failures: LoggedFailures,
-    preferences: ReportedPreferences,
+    recorder: Recorder,
     conflicts: Conflicts,
     last_ready: LastReady,
     this_node: Option<ThisNode>,
@@ -113,7 +112,6 @@ impl<M: Mode> Runner<M> {
         health: Arc<Health>,
         metrics: Metrics,
     ) -> Self {
-        let preferences = ReportedPreferences::new(Recorder::nowhere());
         let (questions, asked) = Questions::new();
         let progress = mode.progress();
         Runner {
@@ -132,10 +130,10 @@ impl<M: Mode> Runner<M> {
                 ..Pending::default()
             }),
             failures: LoggedFailures::default(),
-            status: Arc::new(Status::new(preferences.shared(), progress)),
-            preferences,
-            conflicts: Conflicts::new(Recorder::nowhere()),
-            last_ready: LastReady::new(Recorder::nowhere()),
+            status: Arc::new(Status::new(progress)),
+            recorder: Recorder::nowhere(),
+            conflicts: Conflicts::default(),
+            last_ready: LastReady::default(),
             this_node: None,
             trimmer: Trimmer::default(),
             questions,
@@ -146,9 +144,7 @@ impl<M: Mode> Runner<M> {
     /// Posts Events to `recorder` about Services that request something the mode cannot do, or
     /// addresses that other Services own.
     pub fn post_to(&mut self, recorder: Recorder) {
-        self.preferences.post_to(recorder.clone());
-        self.conflicts = Conflicts::new(recorder.clone());
-        self.last_ready = LastReady::new(recorder);
+        self.recorder = recorder;
     }
 
     /// Has the runner report that the object of the node `name` is not known, and what does not
@@ -230,28 +226,26 @@ impl<M: Mode> Runner<M> {
     }
 
     async fn answer(&mut self, question: Question) {
-        let map = self.tracker.map();
-        // The client may have stopped waiting.
-        match question {
-            Question::Compare(reply) if !reply.is_closed() => {
-                let _ = reply.send(question::compare(&mut self.mode, map).await);
+        let Question {
+            packets,
+            compares,
+            reply,
+        } = question;
+        if !reply.is_closed() {
+            let map = self.tracker.map();
+            let answer = question::answer(&mut self.mode, map, packets, compares).await;
+            // The client may have stopped waiting.
+            let _ = reply.send(answer);
+            if compares {
                 self.trimmer.kernel_read();
             }
-            Question::Explain(packets, reading, reply) if !reply.is_closed() => {
-                let explained = question::explain(&mut self.mode, map, packets, reading).await;
-                let _ = reply.send(explained);
-                if reading == Reading::Whole {
-                    self.trimmer.kernel_read();
-                }
-            }
-            Question::Compare(_) | Question::Explain(..) => {}
         }
         self.trimmer.trim();
     }
 
     fn fold(&mut self, batch: Batch) {
         let mut events = Events::default();
-        for event in &batch.events {
+        for event in &batch {
             if let Event::Changed(Object::EndpointSlice(slice)) = event
                 && let Owner::Service(service) = &slice.owner
                 && let Some(at) = slice.trigger.time()
@@ -267,7 +261,7 @@ impl<M: Mode> Runner<M> {
                 _ => {}
             }
         }
-        let changes = self.tracker.apply(batch.events);
+        let changes = self.tracker.apply(batch);
         self.metrics.services.seen(events.services);
         self.metrics.endpoints.seen(events.slices);
         let node = self.tracker.node();
@@ -423,8 +417,9 @@ impl<M: Mode> Runner<M> {
         for follower in &mut self.followers {
             follower.synced(family, map, &changes);
         }
-        self.conflicts.report(family, map, &changes);
-        self.last_ready.report(family, map, &changes);
+        let recorder = &self.recorder;
+        self.conflicts.report(family, map, &changes, recorder);
+        self.last_ready.report(family, map, &changes, recorder);
         let none_ready = self.last_ready.len();
         self.metrics.service_ports_none_ready.set(none_ready as i64);
         let conflicting = self.conflicts.len();
@@ -432,9 +427,15 @@ impl<M: Mode> Runner<M> {
             .service_ports_conflicting
             .set(conflicting as i64);
         self.trimmer.synced(&changes);
-        let mode = self.mode.name();
-        self.preferences
-            .report(mode, family, report.unsupported, &changes, map);
+        unsupported::report(
+            &mut self.status.unsupported.lock(),
+            recorder,
+            self.mode.name(),
+            family,
+            report.unsupported,
+            &changes,
+            map,
+        );
         let outcome = self
             .failures
             .replace(family, report.failed, report.unfinished);

@@ -30,20 +30,20 @@ const LONGEST_COMPARISON: Duration = Duration::from_secs(15);
 
 /// Compares the kernel with the desired state of `mode` for `map`. Both families fail if that takes
 /// longer than [`LONGEST_COMPARISON`].
-pub(super) async fn compare<M: Mode>(mode: &mut M, map: &ServiceMap) -> Compared {
+async fn compare<M: Mode>(mode: &mut M, map: &ServiceMap) -> Compared {
     let compared = timeout(LONGEST_COMPARISON, mode.compare(map)).await;
     compared.unwrap_or_else(|_| {
         comparison::both_failed(SyncError::ComparisonTooLong(LONGEST_COMPARISON))
     })
 }
 
-/// Explains where `packets` go and, with [`Reading::Whole`], compares the kernel with the desired
-/// state of `mode` for `map`.
-pub(super) async fn explain<M: Mode>(
+/// Explains where `packets` go and, if it `compares`, compares the kernel with the desired state of
+/// `mode` for `map`.
+pub(super) async fn answer<M: Mode>(
     mode: &mut M,
     map: &ServiceMap,
     packets: Vec<Packet>,
-    reading: Reading,
+    compares: bool,
 ) -> Explained {
     let mut explained = Vec::new();
     for packet in packets {
@@ -58,9 +58,9 @@ pub(super) async fn explain<M: Mode>(
     }
     Explained {
         packets: explained,
-        compared: match reading {
-            Reading::Whole => Some(compare(mode, map).await),
-            Reading::Nothing => None,
+        compared: match compares {
+            true => Some(compare(mode, map).await),
+            false => None,
         },
     }
 }
@@ -71,20 +71,13 @@ pub struct Questions(mpsc::Sender<Question>);
 
 /// A question, with the channel for its answer.
 #[derive(Debug)]
-pub(super) enum Question {
-    /// Differences between the kernel and the desired state.
-    Compare(oneshot::Sender<Compared>),
-    /// Where packets go.
-    Explain(Vec<Packet>, Reading, oneshot::Sender<Explained>),
-}
-
-/// Whether the kernel's state is read for an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reading {
-    /// Everything that the mode installed, which takes long if there is much.
-    Whole,
-    /// Nothing: the answer follows from the Services alone.
-    Nothing,
+pub(super) struct Question {
+    /// Packets of which is asked where they go.
+    pub(super) packets: Vec<Packet>,
+    /// Whether the kernel is compared with the desired state. That reads everything that the mode
+    /// installed, which takes long if there is much.
+    pub(super) compares: bool,
+    pub(super) reply: oneshot::Sender<Explained>,
 }
 
 /// Where packets go, and differences between the kernel and the desired state.
@@ -130,29 +123,26 @@ impl Questions {
     /// # Errors
     /// When too many questions are waiting, or the runner has ended.
     pub async fn compare(&self) -> Result<Compared, Unanswered> {
-        self.ask(Question::Compare).await
+        let explained = self.explain(Vec::new(), true).await?;
+        Ok(explained.compared.unwrap_or_default())
     }
 
-    /// Explains where `packets` go and, depending on `reading`, compares the kernel with the
-    /// desired state. Syncs wait meanwhile.
+    /// Explains where `packets` go and, if it `compares`, compares the kernel with the desired state.
+    /// Syncs wait meanwhile.
     ///
     /// # Errors
     /// When too many questions are waiting, or the runner has ended.
     pub async fn explain(
         &self,
         packets: Vec<Packet>,
-        reading: Reading,
+        compares: bool,
     ) -> Result<Explained, Unanswered> {
-        self.ask(|reply| Question::Explain(packets, reading, reply))
-            .await
-    }
-
-    async fn ask<T>(
-        &self,
-        question: impl FnOnce(oneshot::Sender<T>) -> Question,
-    ) -> Result<T, Unanswered> {
         let (reply, answer) = oneshot::channel();
-        let asked = self.0.try_send(question(reply));
+        let asked = self.0.try_send(Question {
+            packets,
+            compares,
+            reply,
+        });
         asked.map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Unanswered::Busy,
             mpsc::error::TrySendError::Closed(_) => Unanswered::Ending,

@@ -39,7 +39,7 @@ pub struct Status {
     families: Mutex<PerFamily<FamilyStatus>>,
     progress: PerFamily<SyncProgress>,
     history: Mutex<History>,
-    unsupported: Arc<Mutex<UnsupportedPreferences>>,
+    pub(super) unsupported: Mutex<UnsupportedPreferences>,
 }
 
 /// The state of syncs of one family.
@@ -108,10 +108,7 @@ pub struct SuccessfulSync {
 
 impl Status {
     /// State of a runner that has not received any objects yet. Its mode counts in `progress`.
-    pub(super) fn new(
-        unsupported: Arc<Mutex<UnsupportedPreferences>>,
-        progress: PerFamily<SyncProgress>,
-    ) -> Status {
+    pub(super) fn new(progress: PerFamily<SyncProgress>) -> Status {
         Status {
             ports: Mutex::default(),
             node: Mutex::default(),
@@ -119,7 +116,7 @@ impl Status {
             families: Mutex::default(),
             progress,
             history: Mutex::default(),
-            unsupported,
+            unsupported: Mutex::default(),
         }
     }
 

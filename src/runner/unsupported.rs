@@ -8,7 +8,6 @@ use std::{
 
 use hashbrown::HashMap;
 use net::Family;
-use parking_lot::Mutex;
 
 use crate::{
     config::ModeName,
@@ -20,75 +19,46 @@ use crate::{
 /// Preferences that the ports of each Service request and the mode does not support.
 pub type UnsupportedPreferences = HashMap<ServiceName, BTreeMap<ServicePortName, BTreeSet<Reason>>>;
 
-/// Unsupported preferences that were reported and still exist.
-#[derive(Debug)]
-pub(super) struct ReportedPreferences {
-    recorder: Recorder,
-    /// Shared with the readers of [`Status`](super::Status).
-    services: Arc<Mutex<UnsupportedPreferences>>,
-}
-
-impl ReportedPreferences {
-    /// Posts Events to `recorder`.
-    pub(super) fn new(recorder: Recorder) -> ReportedPreferences {
-        ReportedPreferences {
-            recorder,
-            services: Arc::default(),
+/// Adds to `services`, and reports to `recorder`, new entries of `unsupported`, the result of a sync
+/// of `family` with `changes` to `map`, and annotations of these Services that cannot be read. Most
+/// ports of a Service have the same ones, which are reported once.
+pub(super) fn report(
+    services: &mut UnsupportedPreferences,
+    recorder: &Recorder,
+    mode: ModeName,
+    family: Family,
+    mut unsupported: Vec<Unsupported>,
+    changes: &Changes,
+    map: &ServiceMap,
+) {
+    let before = remove(services, family, changes);
+    if changes.full {
+        let ports = map.of_family(family);
+        unsupported.extend(ports.flat_map(malformed));
+    } else {
+        let changed = changes.ports.iter().filter_map(|name| map.get(name));
+        unsupported.extend(changed.flat_map(malformed));
+    }
+    for Unsupported { port, reason } in unsupported {
+        let service = port.service.clone();
+        let ports = services.entry(service.clone()).or_default();
+        let known = before
+            .get(&service)
+            .is_some_and(|reasons| reasons.contains_key(&reason))
+            || ports.values().any(|reasons| reasons.contains(&reason));
+        if !known {
+            let Reason { what, why, done } = &reason;
+            let here = match done {
+                Done::Unreadable | Done::Part => String::new(),
+                Done::Nothing | Done::Instead(_) => format!(" in {mode} mode"),
+            };
+            let note = format!("{what} {}{here}: {why}", is(done));
+            tracing::warn!("Service {service}: {note}");
+            recorder.post(events::Event::unsupported(service, note));
         }
+        ports.entry(port).or_default().insert(reason);
     }
-
-    /// Posts later Events to `recorder`.
-    pub(super) fn post_to(&mut self, recorder: Recorder) {
-        self.recorder = recorder;
-    }
-
-    /// The reported preferences; later reports change them.
-    pub(super) fn shared(&self) -> Arc<Mutex<UnsupportedPreferences>> {
-        Arc::clone(&self.services)
-    }
-
-    /// Reports new entries of `unsupported`, the result of a sync of `family` with `changes` to
-    /// `map`, and annotations of these Services that cannot be read. Most ports of a Service have
-    /// the same ones, which are reported once.
-    pub(super) fn report(
-        &mut self,
-        mode: ModeName,
-        family: Family,
-        mut unsupported: Vec<Unsupported>,
-        changes: &Changes,
-        map: &ServiceMap,
-    ) {
-        let services = &mut *self.services.lock();
-        let before = remove(services, family, changes);
-        if changes.full {
-            let ports = map.of_family(family);
-            unsupported.extend(ports.flat_map(malformed));
-        } else {
-            let changed = changes.ports.iter().filter_map(|name| map.get(name));
-            unsupported.extend(changed.flat_map(malformed));
-        }
-        for Unsupported { port, reason } in unsupported {
-            let service = port.service.clone();
-            let ports = services.entry(service.clone()).or_default();
-            let known = before
-                .get(&service)
-                .is_some_and(|reasons| reasons.contains_key(&reason))
-                || ports.values().any(|reasons| reasons.contains(&reason));
-            if !known {
-                let Reason { what, why, done } = &reason;
-                let here = match done {
-                    Done::Unreadable | Done::Part => String::new(),
-                    Done::Nothing | Done::Instead(_) => format!(" in {mode} mode"),
-                };
-                let note = format!("{what} {}{here}: {why}", is(done));
-                tracing::warn!("Service {service}: {note}");
-                self.recorder
-                    .post(events::Event::unsupported(service, note));
-            }
-            ports.entry(port).or_default().insert(reason);
-        }
-        log_ended(&before, services, map);
-    }
+    log_ended(&before, services, map);
 }
 
 /// Verb phrase for a preference that was only `done` to this extent.
@@ -199,11 +169,31 @@ mod tests {
         Reason::new(Preferences::SCHEDULER, why).at(port)
     }
 
+    /// Reports what a sync of IPv4 in iptables mode `found`.
+    fn found_in_iptables(
+        services: &mut UnsupportedPreferences,
+        recorder: &Recorder,
+        found: &[Unsupported],
+        changes: &Changes,
+        map: &ServiceMap,
+    ) {
+        let (mode, family) = (ModeName::Iptables, Family::V4);
+        report(
+            services,
+            recorder,
+            mode,
+            family,
+            found.to_vec(),
+            changes,
+            map,
+        );
+    }
+
     #[test]
     fn each_is_reported_once_until_it_changes() {
         let [http, admin, other] = ["web:http", "web:admin", "b"].map(port_name);
         let (recorder, mut events) = Recorder::new(16);
-        let mut preferences = ReportedPreferences::new(recorder);
+        let mut services = UnsupportedPreferences::new();
         let mut report = |full: bool, changed: &[&ServicePortName], found: &[Unsupported]| {
             let changes = Changes {
                 full,
@@ -211,8 +201,7 @@ mod tests {
                 ..Changes::default()
             };
             let map = ServiceMap::default();
-            let family = Family::V4;
-            preferences.report(ModeName::Iptables, family, found.to_vec(), &changes, &map);
+            found_in_iptables(&mut services, &recorder, found, &changes, &map);
             let mut posted = Vec::new();
             while let Ok(event) = events.try_recv() {
                 posted.push(event.note);
@@ -245,7 +234,7 @@ mod tests {
     #[test]
     fn that_it_is_over_is_logged_unless_the_service_is_gone() {
         let [http, other] = ["web:http", "gone:http"].map(port_name);
-        let mut preferences = ReportedPreferences::new(Recorder::new(16).0);
+        let (recorder, mut services) = (Recorder::nowhere(), UnsupportedPreferences::new());
         let map = [service_port("web:http", [10, 0, 0, 1])];
         let map: ServiceMap = map.into_iter().collect();
         let changes = Changes {
@@ -255,8 +244,7 @@ mod tests {
         let log = lines(0, || {
             let both = [unsupported(&http, "no lc"), unsupported(&other, "no lc")];
             for found in [&both[..], &[unsupported(&http, "no sed")], &[], &[]] {
-                let family = Family::V4;
-                preferences.report(ModeName::Iptables, family, found.to_vec(), &changes, &map);
+                found_in_iptables(&mut services, &recorder, found, &changes, &map);
             }
         });
         let [_, _, changed, over] = &log[..] else {
@@ -303,8 +291,16 @@ mod tests {
         let endpoints: usize = map.iter().map(|port| port.endpoints.all.len()).sum();
         assert_eq!(endpoints, 262_144);
         let (recorder, mut events) = Recorder::new(16);
-        let mut preferences = ReportedPreferences::new(recorder);
-        preferences.report(ModeName::Nftables, Family::V4, Vec::new(), &changes, map);
+        let mut services = UnsupportedPreferences::new();
+        report(
+            &mut services,
+            &recorder,
+            ModeName::Nftables,
+            Family::V4,
+            Vec::new(),
+            &changes,
+            map,
+        );
         let mut notes = Vec::new();
         while let Ok(event) = events.try_recv() {
             assert_eq!(event.reason, "NotHonoured");
@@ -337,10 +333,18 @@ mod tests {
         let mut tracker = Tracker::new("node");
         let changes = tracker.apply([Event::Changed(Object::Service(Arc::new(service.object)))]);
         let (recorder, mut events) = Recorder::new(16);
-        let mut preferences = ReportedPreferences::new(recorder);
+        let mut services = UnsupportedPreferences::new();
         for family in Family::ALL {
             let map = tracker.map();
-            preferences.report(ModeName::Ipvs, family, Vec::new(), &changes, map);
+            report(
+                &mut services,
+                &recorder,
+                ModeName::Ipvs,
+                family,
+                Vec::new(),
+                &changes,
+                map,
+            );
         }
         let note = events.try_recv().expect("an Event").note;
         let words = "spec.loadBalancerSourceRanges cannot be read: no range is an IPv4 CIDR";
@@ -366,12 +370,20 @@ mod tests {
         };
         let mut tracker = Tracker::new("node");
         let (recorder, mut events) = Recorder::new(16);
-        let mut preferences = ReportedPreferences::new(recorder);
+        let mut services = UnsupportedPreferences::new();
         let mut posted = |event: Option<Event>, full: bool| {
             let mut changes = tracker.apply(event);
             changes.full = full;
             let family = Family::V4;
-            preferences.report(ModeName::Ipvs, family, Vec::new(), &changes, tracker.map());
+            report(
+                &mut services,
+                &recorder,
+                ModeName::Ipvs,
+                family,
+                Vec::new(),
+                &changes,
+                tracker.map(),
+            );
             let mut notes = Vec::new();
             while let Ok(event) = events.try_recv() {
                 notes.push(event.note);

@@ -40,9 +40,7 @@ pub use self::{
     introspection::{Gate, Introspection, Running},
     listeners::{Listeners, Successor},
     secure::{Secure, serve as secure_metrics},
-    status_api::{
-        About, DialsAsked, PortTraffic, StartingApi, StatusApi, Successors, TrafficSource,
-    },
+    status_api::{About, DialsAsked, PortTraffic, StartingApi, StatusApi, TrafficSource},
 };
 use self::{
     connections::Connections,

@@ -67,7 +67,7 @@ mod tests {
     use ipnet::IpNet;
 
     use super::*;
-    use crate::services::{Port, Protocol, SessionAffinity, TrafficPolicy};
+    use crate::services::{Port, Protocol, TrafficPolicy};
 
     fn named(ports: usize, external: u16, balancers: u16, ranges: u16) -> Serving {
         let ip = |third: u8, number: u16| {
@@ -87,7 +87,7 @@ mod tests {
             external_ips: (0..external).map(|number| ip(1, number)).collect(),
             load_balancer_ips: (0..balancers).map(|number| ip(2, number)).collect(),
             load_balancer_source_ranges: (0..ranges).map(|n| IpNet::from(ip(3, n))).collect(),
-            session_affinity: SessionAffinity::None,
+            session_affinity: None,
             internal_traffic_policy: TrafficPolicy::Cluster,
             external_traffic_policy: TrafficPolicy::Cluster,
             health_check_node_port: None,

@@ -2,7 +2,12 @@
 //! that only Tripod has. This module parses their values; a malformed one is reported and counts as
 //! not given.
 
-use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    num::NonZeroU32,
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
 
 use super::{
     invalid::Inspection,
@@ -43,14 +48,13 @@ pub struct Preferences {
     /// `tripod.proxy/drain-timeout`: how long connections to an endpoint that was removed from the
     /// Service may continue; zero: they end at once; `None` if not given or malformed.
     pub drain_timeout: Option<Duration>,
-    /// `tripod.proxy/proxy-protocol`: whether endpoints get a header that names the client; `None`
-    /// if not given or malformed.
-    pub proxy_protocol: Option<ProxyProtocol>,
+    /// `tripod.proxy/proxy-protocol`: whether endpoints get a header that names the client, in the
+    /// binary form of version 2, before the first byte.
+    pub proxy_protocol: bool,
     /// `tripod.proxy/retry`: which steps may be retried on another endpoint; `None` if not given.
     pub retry: Option<Retry>,
-    /// `tripod.proxy/eject`: whether endpoints that do not answer connections get none for a while;
-    /// `None` if not given or malformed.
-    pub eject: Option<bool>,
+    /// `tripod.proxy/eject`: whether endpoints that do not answer connections get none for a while.
+    pub eject: bool,
     /// `tripod.proxy/max-connections`: maximum number of simultaneous TCP connections and UDP
     /// clients of the Service on a node; `None` if not given or malformed.
     pub max_connections: Option<NonZeroU32>,
@@ -63,17 +67,18 @@ pub struct Preferences {
     /// `tripod.proxy/slow-start`: how long the share of an endpoint that became ready grows; `None`
     /// if not given or malformed.
     pub slow_start: Option<Duration>,
-    /// `tripod.proxy/when-none-ready`: which endpoints are used when none is ready; `None` if not
-    /// given or malformed.
-    pub when_none_ready: Option<WhenNoneReady>,
-    /// `tripod.proxy/reset`: which connections end with a reset; `None` if not given or malformed.
-    pub reset: Option<Reset>,
+    /// `tripod.proxy/when-none-ready`: whether the endpoints that were ready last are used when none
+    /// is ready.
+    pub keeps_last_ready: bool,
+    /// `tripod.proxy/reset`: whether connections to an endpoint that has left all EndpointSlices, or
+    /// that is ejected, end with a reset.
+    pub reset: bool,
     /// `tripod.proxy/ports`: ranges of ports that are forwarded port for port, in addition to the
     /// ports in the spec; empty if not given or malformed.
     pub ports: Box<[PortRange]>,
-    /// `tripod.proxy/mode`: the mode that serves it, in place of the node's; `None` if not given or
-    /// malformed.
-    pub mode: Option<OwnMode>,
+    /// `tripod.proxy/mode`: whether its connections are relayed as in userspace mode, whatever the
+    /// mode of the node is.
+    pub relayed: bool,
     /// Annotations whose values cannot be parsed, each with the reason. They count as not given.
     pub malformed: Vec<(&'static str, String)>,
     /// Why the Service is not served at all its addresses: there are too many; `None` if it is.
@@ -97,6 +102,12 @@ impl Preferences {
     pub const MAX_CONNECTIONS: &str = "tripod.proxy/max-connections";
     /// Annotation with the maximum number of connections of each client of a Service.
     pub const MAX_CONNECTIONS_PER_CLIENT: &str = "tripod.proxy/max-connections-per-client";
+
+    /// Returns what was `asked`; nothing is requested if there is none.
+    pub fn given(asked: &Option<Arc<Preferences>>) -> &Preferences {
+        static NONE: LazyLock<Preferences> = LazyLock::new(Preferences::default);
+        asked.as_deref().unwrap_or(&NONE)
+    }
 
     /// Annotation with the number of entries of a table of consistent hashing.
     pub const HASH_TABLE_SIZE: &str = "tripod.proxy/hash-table-size";
@@ -130,30 +141,9 @@ impl Preferences {
     pub const PORTS: &str = "tripod.proxy/ports";
 }
 
-/// Which endpoints are used when none is ready.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WhenNoneReady {
-    /// Those that were ready last.
-    Last,
-}
-
 /// How long an endpoint must be gone before its connections are reset: EndpointSlices change one
 /// after the other, and an endpoint that moves from slice to slice may be in none for a moment.
 pub const SETTLED: Duration = Duration::from_millis(300);
-
-/// Which connections end with a reset.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reset {
-    /// Those to an endpoint that has left all EndpointSlices, or that is ejected.
-    Gone,
-}
-
-/// A mode that a Service may choose, whatever the mode of the node is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OwnMode {
-    /// Its connections are relayed as in userspace mode.
-    Userspace,
-}
 
 /// How packets get from the node to an endpoint (`ip_vs.h`,
 /// `IP_VS_CONN_F_FWD_MASK`).
@@ -194,21 +184,6 @@ impl Forwarding {
 impl fmt::Display for Forwarding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
-    }
-}
-
-/// How endpoints get the client's address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ProxyProtocol {
-    /// The binary header of version 2 before the first byte.
-    V2,
-}
-
-impl fmt::Display for ProxyProtocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            ProxyProtocol::V2 => "v2",
-        })
     }
 }
 
@@ -304,34 +279,40 @@ pub(super) fn preferences(metadata: &Meta, names: &mut Names) -> Preferences {
             known.ok_or("forwarding is nat, dr, tunnel or fullnat; nat is used".to_owned())
         }),
         drain_timeout: read.value(Preferences::DRAIN_TIMEOUT, duration::parse),
-        proxy_protocol: read.value(Preferences::PROXY_PROTOCOL, |value| match value {
-            "v2" => Ok(ProxyProtocol::V2),
-            _ => Err("the only proxy protocol is v2; none is used".to_owned()),
-        }),
+        proxy_protocol: read.is(
+            Preferences::PROXY_PROTOCOL,
+            "v2",
+            "the only proxy protocol is v2; none is used",
+        ),
         retry: retry(&mut read),
-        eject: read.value(Preferences::EJECT, |value| {
-            let why = "eject is true or false; false is used";
-            value.parse().map_err(|_| why.to_owned())
-        }),
+        eject: read
+            .value(Preferences::EJECT, |value| {
+                let why = "eject is true or false; false is used";
+                value.parse().map_err(|_| why.to_owned())
+            })
+            .unwrap_or(false),
         max_connections: read.value(Preferences::MAX_CONNECTIONS, most),
         max_connections_per_client: read.value(Preferences::MAX_CONNECTIONS_PER_CLIENT, most),
         hash_table_size: read.value(Preferences::HASH_TABLE_SIZE, table_size),
         slow_start: read.value(Preferences::SLOW_START, slow_start),
-        when_none_ready: read.value(Preferences::WHEN_NONE_READY, |value| match value {
-            "last" => Ok(WhenNoneReady::Last),
-            _ => Err("when-none-ready is last; no endpoint is used".to_owned()),
-        }),
-        reset: read.value(Preferences::RESET, |value| match value {
-            "gone" => Ok(Reset::Gone),
-            _ => Err("reset is gone; no connection is reset".to_owned()),
-        }),
+        keeps_last_ready: read.is(
+            Preferences::WHEN_NONE_READY,
+            "last",
+            "when-none-ready is last; no endpoint is used",
+        ),
+        reset: read.is(
+            Preferences::RESET,
+            "gone",
+            "reset is gone; no connection is reset",
+        ),
         ports: read
             .value(Preferences::PORTS, port_ranges::parse)
             .unwrap_or_default(),
-        mode: read.value(Preferences::MODE, |value| match value {
-            "userspace" => Ok(OwnMode::Userspace),
-            _ => Err("mode is userspace; the mode of the node is used".to_owned()),
-        }),
+        relayed: read.is(
+            Preferences::MODE,
+            "userspace",
+            "mode is userspace; the mode of the node is used",
+        ),
         malformed,
         too_many_addresses: None,
     }
@@ -376,6 +357,14 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
+    /// Returns whether the value is `word`, the only one that is understood, as `reason` says.
+    fn is(&mut self, key: &'static str, word: &str, reason: &str) -> bool {
+        let read = self.value(key, |value| {
+            (value == word).then_some(()).ok_or(reason.to_owned())
+        });
+        read.is_some()
+    }
+
     fn value<T>(
         &mut self,
         key: &'static str,
@@ -509,19 +498,19 @@ mod tests {
             ("other.example/scheduler", "sh"),
         ]);
         let expected = Preferences {
-            mode: None,
+            relayed: false,
             scheduler: Some("wrr".into()),
             forwarding: Some(Forwarding::FullNat),
             drain_timeout: Some(Duration::from_secs(90)),
-            proxy_protocol: Some(ProxyProtocol::V2),
+            proxy_protocol: true,
             retry: Some(Retry::Connect),
-            eject: Some(true),
+            eject: true,
             max_connections: NonZeroU32::new(100),
             max_connections_per_client: NonZeroU32::new(10),
             hash_table_size: NonZeroU32::new(1021),
             slow_start: Some(Duration::from_secs(60)),
-            when_none_ready: Some(WhenNoneReady::Last),
-            reset: Some(Reset::Gone),
+            keeps_last_ready: true,
+            reset: true,
             ports: port_ranges::parse("10000-20000/UDP").expect("a range"),
             malformed: vec![],
             too_many_addresses: None,

@@ -47,10 +47,7 @@ pub use absence::{Absence, Missing};
 pub use called_at::CalledAt;
 pub use changes::{Changes, Former, MOST_WAITING, Stale};
 pub use endpoint::{Endpoint, Endpoints, NotUsed, Reach, endpoint_words};
-pub use extensions::{
-    DEFAULT_WEIGHT, Forwarding, OwnMode, Preferences, ProxyProtocol, Reset, Retry, SETTLED, WEIGHT,
-    WhenNoneReady,
-};
+pub use extensions::{DEFAULT_WEIGHT, Forwarding, Preferences, Retry, SETTLED, WEIGHT};
 pub use invalid::{Invalid, Reduced};
 pub use names::Names;
 pub use namespaces::{Namespaces, namespace};
@@ -59,7 +56,7 @@ pub use node::Node;
 pub use object::{Batch, Ejected, Event, Kind, Object, ObjectName};
 pub use oddity::Oddity;
 pub use owners::{AddressKind, Conflict};
-pub use port::{ServiceName, ServicePort, SessionAffinity, TrafficPolicy};
+pub use port::{ServiceName, ServicePort, TrafficPolicy};
 pub use port_name::{NameParts, ServicePortName};
 pub use port_ranges::PortRange;
 pub use service::{Created, NotServed, Port, Service, Serving};

@@ -24,40 +24,24 @@ pub fn namespace(given: Option<&str>) -> &str {
 /// assert!(named(&[]).is_empty());
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Namespaces {
-    /// The empty set.
-    #[default]
-    None,
-    /// The namespaces of these names.
-    Named(Arc<BTreeSet<String>>),
-    /// All namespaces, including those that do not exist yet.
-    All,
-}
+pub struct Namespaces(Arc<BTreeSet<String>>);
 
 impl Namespaces {
-    /// Selects the namespaces with these `names`; `*` stands for all.
+    /// Stands for all namespaces, including those that do not exist yet.
+    pub const ALL: &str = "*";
+
+    /// Selects the namespaces with these `names`, among which may be [`Namespaces::ALL`].
     pub fn new(names: impl IntoIterator<Item = String>) -> Namespaces {
-        let names: BTreeSet<String> = names.into_iter().collect();
-        if names.contains("*") {
-            Namespaces::All
-        } else if names.is_empty() {
-            Namespaces::None
-        } else {
-            Namespaces::Named(Arc::new(names))
-        }
+        Namespaces(Arc::new(names.into_iter().collect()))
     }
 
     /// Returns whether the namespace of that name is among them.
     pub fn contain(&self, name: &str) -> bool {
-        match self {
-            Namespaces::None => false,
-            Namespaces::Named(names) => names.contains(name),
-            Namespaces::All => true,
-        }
+        self.0.contains(name) || self.0.contains(Namespaces::ALL)
     }
 
     /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
-        *self == Namespaces::None
+        self.0.is_empty()
     }
 }

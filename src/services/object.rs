@@ -108,9 +108,6 @@ pub struct Ejected {
     pub endpoints: BTreeSet<SocketAddr>,
 }
 
-/// Events that are applied together, so that no mode sees the map between two of them.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Batch {
-    /// The events in the order in which they happened.
-    pub events: Vec<Event>,
-}
+/// Events that are applied together, so that no mode sees the map between two of them, in the order
+/// in which they happened.
+pub type Batch = Vec<Event>;

@@ -1,14 +1,7 @@
 //! ServicePorts: one port of one Service in one IP family, with everything that a mode needs to
 //! forward its traffic.
 
-use std::{
-    fmt,
-    net::IpAddr,
-    num::NonZeroU16,
-    ops::RangeInclusive,
-    sync::{Arc, LazyLock},
-    time::Duration,
-};
+use std::{fmt, net::IpAddr, num::NonZeroU16, ops::RangeInclusive, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
 use net::{Frontend, Protocol};
@@ -17,7 +10,7 @@ use super::{
     ServicePortName,
     absence::Missing,
     endpoint::Endpoints,
-    extensions::{OwnMode, Preferences, Reset},
+    extensions::Preferences,
     owners::{AddressKind, Conflict},
 };
 
@@ -34,19 +27,6 @@ impl fmt::Display for ServiceName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
     }
-}
-
-/// Whether the connections of one client stay on one endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SessionAffinity {
-    /// Each connection is scheduled independently.
-    None,
-    /// Connections of one client address go to the same endpoint until the client has been silent
-    /// for `timeout`.
-    ClientIp {
-        /// Time since the client's last new connection after which a new endpoint is chosen.
-        timeout: Duration,
-    },
 }
 
 /// `internalTrafficPolicy` or `externalTrafficPolicy` of a Service.
@@ -82,8 +62,9 @@ pub struct ServicePort {
     pub load_balancer_ips: Box<[IpAddr]>,
     /// `spec.loadBalancerSourceRanges` of this family; if empty, all clients are allowed.
     pub load_balancer_source_ranges: Box<[IpNet]>,
-    /// `spec.sessionAffinity`, with its timeout.
-    pub session_affinity: SessionAffinity,
+    /// Timeout of `spec.sessionAffinity`: connections of one client address go to the same endpoint
+    /// until the client has made no new one for this long. `None` if each is scheduled on its own.
+    pub session_affinity: Option<Duration>,
     /// Policy for traffic to the cluster IP.
     pub internal_traffic_policy: TrafficPolicy,
     /// Policy for traffic to external, load-balancer IPs and node ports.
@@ -166,13 +147,12 @@ impl ServicePort {
 
     /// The requests of the Service under `tripod.proxy/`.
     pub fn preferences(&self) -> &Preferences {
-        static NONE: LazyLock<Preferences> = LazyLock::new(Preferences::default);
-        self.preferences.as_deref().unwrap_or(&NONE)
+        Preferences::given(&self.preferences)
     }
 
     /// Returns how many endpoints are in use although they are not ready, because none is.
     pub fn last_ready(&self) -> usize {
-        if self.preferences().when_none_ready.is_none() {
+        if !self.preferences().keeps_last_ready {
             return 0;
         }
         let all = self.endpoints.all.iter();
@@ -189,13 +169,12 @@ impl ServicePort {
     /// ports are not relayed.
     pub fn is_relayed(&self) -> bool {
         let can_be = self.name.protocol != Protocol::Sctp && !self.is_range();
-        can_be && self.preferences().mode == Some(OwnMode::Userspace)
+        can_be && self.preferences().relayed
     }
 
     /// Returns whether its connections to endpoints that are gone end with a reset.
     pub fn is_resetting(&self) -> bool {
-        let is_asked = self.preferences().reset == Some(Reset::Gone);
-        is_asked && self.name.protocol == Protocol::Tcp && !self.is_range()
+        self.preferences().reset && self.name.protocol == Protocol::Tcp && !self.is_range()
     }
 
     /// Returns whether its endpoints are all that its EndpointSlices have: not if there are too many,
@@ -210,7 +189,7 @@ impl ServicePort {
     /// ready, or none is. Over UDP it is not visible whether one answers, and of the ports of a range
     /// none may be in use.
     pub(super) fn may_eject(&self, any_last_ready: bool) -> bool {
-        let is_asked = self.preferences().eject == Some(true) || any_last_ready;
+        let is_asked = self.preferences().eject || any_last_ready;
         is_asked && self.name.protocol == Protocol::Tcp && !self.is_range()
     }
 

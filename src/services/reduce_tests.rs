@@ -284,10 +284,8 @@ fn policies_affinity_and_health_check_port() {
             .0
             .session_affinity
     };
-    let seconds = |seconds| SessionAffinity::ClientIp {
-        timeout: std::time::Duration::from_secs(seconds),
-    };
-    assert_eq!(timeout("None"), SessionAffinity::None);
+    let seconds = |seconds| Some(std::time::Duration::from_secs(seconds));
+    assert_eq!(timeout("None"), None);
     assert_eq!(timeout("ClientIP"), seconds(10_800));
     assert_eq!(
         timeout("ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 5}}"),

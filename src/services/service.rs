@@ -11,7 +11,7 @@ use net::{
 };
 
 use super::{
-    ServiceName, SessionAffinity, TrafficPolicy,
+    ServiceName, TrafficPolicy,
     extensions::{self, Preferences},
     invalid::{Inspection, Invalid, Reduced, once},
     names::Names,
@@ -96,8 +96,8 @@ pub struct Serving {
     pub load_balancer_ips: Box<[IpAddr]>,
     /// Clients that may use the load-balancer IPs, of both families; if empty, everyone may.
     pub load_balancer_source_ranges: Box<[IpNet]>,
-    /// `spec.sessionAffinity`, with its timeout.
-    pub session_affinity: SessionAffinity,
+    /// Timeout of `spec.sessionAffinity`; `None` if there is none.
+    pub session_affinity: Option<Duration>,
     /// Policy for the cluster IP.
     pub internal_traffic_policy: TrafficPolicy,
     /// Policy for external and load-balancer IPs and node ports.
@@ -384,9 +384,9 @@ fn keep(
 fn session_affinity(
     spec: &api::ServiceSpec,
     inspection: &Inspection,
-) -> Result<SessionAffinity, Invalid> {
+) -> Result<Option<Duration>, Invalid> {
     match spec.session_affinity.as_deref() {
-        None | Some("" | "None") => return Ok(SessionAffinity::None),
+        None | Some("" | "None") => return Ok(None),
         Some("ClientIP") => {}
         Some(other) => {
             let reason = "session affinity is None or ClientIP";
@@ -399,9 +399,7 @@ fn session_affinity(
         .and_then(|client_ip| client_ip.timeout_seconds)
         .unwrap_or(DEFAULT_AFFINITY_SECONDS);
     match u64::try_from(seconds) {
-        Ok(secs @ 1..) if seconds <= MAX_AFFINITY_SECONDS => Ok(SessionAffinity::ClientIp {
-            timeout: Duration::from_secs(secs),
-        }),
+        Ok(secs @ 1..) if seconds <= MAX_AFFINITY_SECONDS => Ok(Some(Duration::from_secs(secs))),
         _ => Err(inspection.refuse(
             "spec.sessionAffinityConfig.clientIP.timeoutSeconds",
             seconds,

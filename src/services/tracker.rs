@@ -101,17 +101,6 @@ impl Tracker {
         self.is_node_deleted
     }
 
-    /// Looks up the object of a Service; `None` if it is unknown.
-    pub fn service(&self, name: &ServiceName) -> Option<&Arc<Service>> {
-        self.services.get(name)?.service.as_ref()
-    }
-
-    /// Lists the slices of a Service, sorted by name.
-    pub fn slices(&self, name: &ServiceName) -> impl Iterator<Item = &Arc<EndpointSlice>> {
-        let entry = self.services.get(name);
-        entry.into_iter().flat_map(|entry| &entry.slices)
-    }
-
     /// Applies events to the map. Returns the changes, which are empty if the events cancel out or
     /// concern nothing that this node serves. Objects that became odd are logged once: at once, or
     /// by [`Tracker::log_lasting`] if the oddity usually passes.
@@ -371,7 +360,7 @@ impl Tracker {
         let slices = entry.slices.iter().map(|slice| &**slice);
         let preferences = entry.service.as_ref().and_then(|s| s.preferences.as_ref());
         let duration = preferences.and_then(|preferences| preferences.slow_start);
-        let wanted = preferences.is_some_and(|preferences| preferences.when_none_ready.is_some());
+        let wanted = preferences.is_some_and(|preferences| preferences.keeps_last_ready);
         let changing = Changing {
             starts: self.slow_starts.observe(name, duration, slices.clone()),
             last_ready: self.last_ready.observe(name, wanted, slices.clone()),

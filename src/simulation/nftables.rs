@@ -52,7 +52,7 @@ impl Subject for OfNftables {
             configuration: checked.configuration,
             configured: checked.effective,
             node_ports: Arc::new(node_ports),
-            counted: Namespaces::None,
+            counted: Namespaces::default(),
             metrics: Arc::new(metrics.clone()),
         };
         Nftables::new(setup, kernel).expect("a mode")

@@ -98,7 +98,7 @@ impl Process {
     /// Sends events, after which the change `version` should be applied.
     pub(super) fn send(&self, version: u64, events: Vec<Event>) {
         self.sent.store(version, Ordering::Relaxed);
-        let sent = self.batches.try_send(Batch { events });
+        let sent = self.batches.try_send(events);
         sent.expect("the runner takes batches");
     }
 

@@ -95,9 +95,9 @@ fn mode_with(kernel: &Kernel, capture: Requested, node_ports: Arc<NodePorts>) ->
     let choice = choose(capture, kernel).expect("the capture");
     let capture = Capture::new(choice, kernel).expect("capture");
     let counters = Counters::register(&Registry::new()).expect("a registry of its own");
+    let handover = options.handover.clone();
     let mode = Userspace::new(options, kernel, capture, counters).expect("threads");
     LISTENING.set(mode.listening());
-    let handover = mode.handover();
     if let Some(clients) = CLIENTS.take() {
         handover.assignments().inherit(clients);
     }

@@ -9,7 +9,7 @@ use crate::{
     kernel::probe::Kernel,
     modes::{render, verdict},
     node::{self, NodePorts},
-    services::{Batch, Event, Object, Tracker},
+    services::{Event, Object, Tracker},
     watch,
 };
 
@@ -49,7 +49,7 @@ pub(super) async fn read(settings: &Settings, folder: &Path) -> Result<Objects, 
     watch::manifests::check(folder)?;
     let node = node::name(&settings.configuration.hostname_override)?;
     let mut tracker = Tracker::new(&node);
-    let (Batch { events }, faults) = watch::manifests::read(folder).await;
+    let (events, faults) = watch::manifests::read(folder).await;
     let nodes = events.iter().filter_map(|event| match event {
         Event::Changed(Object::Node(node)) => Some(Arc::clone(&node.name)),
         _ => None,

@@ -119,7 +119,7 @@ async fn begin_to_serve(settings: Settings, signals: ending::Signals) -> Done {
         node_settings,
         listeners: listeners.clone(),
         health_listeners: service_health.listeners(),
-        successors: Arc::new(handover.clone()),
+        handover: handover.clone(),
     });
     starting.is_known(Arc::clone(&api));
     let pages = Arc::new(introspection(&settings, choice, &registry).with_api(api));

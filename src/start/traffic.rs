@@ -239,22 +239,8 @@ impl TrafficSource for Relayed {
 
 impl Relayed {
     fn of_port(&self, port: &ServicePort) -> PortTraffic {
-        let loads = self.0.of(&port.name);
-        let endpoints = loads.iter().map(|(address, load)| {
-            let traffic = Traffic {
-                active: Some(load.active),
-                connections: Some(load.connections),
-                bytes_in: Some(load.from_clients),
-                bytes_out: Some(load.to_clients),
-            };
-            (*address, traffic)
-        });
-        let mut traffic: PortTraffic = endpoints.collect();
-        let limited = self.0.limited(&port.name);
-        traffic.limited = limited.map(|limited| Limited {
-            service: limited.service,
-            client: limited.client,
-        });
+        let mut traffic: PortTraffic = self.0.of(&port.name).into_iter().collect();
+        traffic.limited = self.0.limited(&port.name);
         traffic
     }
 }
@@ -369,7 +355,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_client_gets_what_is_known_while_it_is_read_for_another_one() {
-        let counted = Namespaces::All;
+        let counted = Namespaces::new([Namespaces::ALL.to_owned()]);
         let chains = Chains::new(iptables::Traffic::new(Vec::new(), counted));
         let mut port = service_port("web:http", [10, 96, 0, 1]);
         port.endpoints = endpoints([endpoint(([10, 1, 0, 1], 80))]);

@@ -5,13 +5,14 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
     sync::Arc,
+    time::Duration,
 };
 
 use net::{Family, Protocol};
 
 use crate::services::{
     AddressKind, EndpointSlice, Event, Node, Object, Owner, Preferences, Service, ServicePortName,
-    SessionAffinity, SliceEndpoint, TrafficPolicy,
+    SliceEndpoint, TrafficPolicy,
 };
 
 /// The objects of the folder, reduced as the proxy reduces them.
@@ -76,8 +77,8 @@ pub(super) struct Declared {
     pub(super) internal: TrafficPolicy,
     /// Policy for its other addresses.
     pub(super) external: TrafficPolicy,
-    /// Whether clients stay on their endpoint.
-    pub(super) affinity: SessionAffinity,
+    /// How long clients stay on their endpoint; `None` if they do not.
+    pub(super) affinity: Option<Duration>,
     /// Its requests under `tripod.proxy/`.
     pub(super) preferences: Option<Arc<Preferences>>,
 }

@@ -8,7 +8,7 @@ use super::{chance, declared::Declared};
 use crate::{
     config::ModeName,
     listing::all_of,
-    services::{AddressKind, Forwarding, SessionAffinity, TrafficPolicy},
+    services::{AddressKind, Forwarding, TrafficPolicy},
     status_api::Explanation,
 };
 
@@ -111,7 +111,7 @@ impl Call<'_> {
             let why = format!("its endpoint {endpoint} is a loopback address of the node");
             return Some(why);
         }
-        let header = preferences.is_some_and(|asked| asked.proxy_protocol.is_some());
+        let header = preferences.is_some_and(|asked| asked.proxy_protocol);
         if header && self.mode == ModeName::Userspace && self.port.is_of(Protocol::Tcp) {
             return Some("the test servers do not read the header of proxy-protocol".to_owned());
         }
@@ -243,10 +243,7 @@ impl Call<'_> {
 
     fn answers(&self, mut endpoints: Vec<SocketAddr>, explanation: &Explanation) -> Answers {
         endpoints.sort_unstable();
-        let stays = match self.port.affinity {
-            SessionAffinity::None => None,
-            SessionAffinity::ClientIp { timeout } => Some(timeout >= SHORT),
-        };
+        let stays = self.port.affinity.map(|timeout| timeout >= SHORT);
         let shares = explanation.candidates.iter();
         let shares: Option<Vec<f64>> = shares.map(|candidate| candidate.share).collect();
         let calls = shares.and_then(|shares| calls(&shares, self.checks));

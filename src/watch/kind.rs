@@ -48,27 +48,28 @@ pub(super) enum ApiObject {
 }
 
 impl ApiObject {
-    pub(super) fn metadata(&self) -> &wire::Meta {
+    fn identity(&self) -> (Kind, &wire::Meta) {
         match self {
-            ApiObject::Service(object) => &object.metadata,
-            ApiObject::EndpointSlice(object) => &object.metadata,
-            ApiObject::Node(object) => &object.metadata,
-            ApiObject::ServiceCidr(object) => &object.metadata,
+            ApiObject::Service(object) => (Kind::Service, &object.metadata),
+            ApiObject::EndpointSlice(object) => (Kind::EndpointSlice, &object.metadata),
+            ApiObject::Node(object) => (Kind::Node, &object.metadata),
+            ApiObject::ServiceCidr(object) => (Kind::ServiceCidr, &object.metadata),
         }
+    }
+
+    /// Version of the object; `None` if it names none.
+    pub(super) fn version(&self) -> Option<&str> {
+        self.identity().1.resource_version.as_deref()
     }
 
     /// Names the object; `None` if it has no name.
     pub(super) fn name(&self) -> Option<ObjectName> {
-        let kind = match self {
-            ApiObject::Service(_) => Kind::Service,
-            ApiObject::EndpointSlice(_) => Kind::EndpointSlice,
-            ApiObject::Node(_) => Kind::Node,
-            ApiObject::ServiceCidr(_) => Kind::ServiceCidr,
-        };
-        let wire::Meta {
-            namespace, name, ..
-        } = self.metadata();
-        ObjectName::new(kind, namespace.as_deref(), name.as_deref())
+        let (kind, metadata) = self.identity();
+        ObjectName::new(
+            kind,
+            metadata.namespace.as_deref(),
+            metadata.name.as_deref(),
+        )
     }
 
     /// Reduces the object.

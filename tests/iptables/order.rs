@@ -7,7 +7,7 @@ use tripod::{
         cleanup::{Cleanup, Running},
         iptables,
     },
-    services::{ServiceMap, ServicePort, SessionAffinity},
+    services::{ServiceMap, ServicePort},
 };
 
 use super::rig::{Rig, hint, service, sh};
@@ -72,9 +72,7 @@ fn a_refused_service_is_named_and_harms_no_other() {
                 )
             };
             let bad = |seconds| ServicePort {
-                session_affinity: SessionAffinity::ClientIp {
-                    timeout: Duration::from_secs(seconds),
-                },
+                session_affinity: Some(Duration::from_secs(seconds)),
                 ..service("bad", [10, 96, 9, 9], 80, &[([10, 244, 9, 9], 80)])
             };
             let map: ServiceMap = (1..40).map(good).chain([bad(1 << 40)]).collect();

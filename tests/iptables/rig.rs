@@ -142,7 +142,7 @@ pub fn map_of(folder: &Path, node: &str) -> ServiceMap {
     runtime().block_on(async {
         let mut tracker = Tracker::new(node);
         let (objects, _) = watch::manifests::read(folder).await;
-        tracker.apply(objects.events);
+        tracker.apply(objects);
         tracker.map().clone()
     })
 }

@@ -11,8 +11,7 @@ use std::{
 
 use net::{Family, Protocol};
 use tripod::services::{
-    Endpoint, Endpoints, NameParts, ServiceName, ServicePort, ServicePortName, SessionAffinity,
-    TrafficPolicy,
+    Endpoint, Endpoints, NameParts, ServiceName, ServicePort, ServicePortName, TrafficPolicy,
 };
 
 /// The name that prints as `text`: `namespace/name`, or the name of a Service in `default`.
@@ -50,7 +49,7 @@ pub fn service_port(text: &str, cluster_ip: impl Into<IpAddr>) -> ServicePort {
         external_ips: Box::default(),
         load_balancer_ips: Box::default(),
         load_balancer_source_ranges: Box::default(),
-        session_affinity: SessionAffinity::None,
+        session_affinity: None,
         internal_traffic_policy: TrafficPolicy::Cluster,
         external_traffic_policy: TrafficPolicy::Cluster,
         health_check_node_port: None,

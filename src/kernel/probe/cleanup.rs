@@ -25,27 +25,16 @@ const OWNED: Owned = Owned {
     shared: None,
 };
 
-/// Why a leftover could not be removed.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// A link, a set, a route or a rule could not be removed.
-    #[error(transparent)]
-    Netlink(#[from] netlink::Error),
-    /// A chain could not be removed.
-    #[error(transparent)]
-    Xtables(#[from] xtables::Error),
-}
-
 /// Removes the objects that probes make and remove again, in case one was killed in between:
 /// chains, a link, a set, counters, a route and a routing rule. Missing objects are no error.
 ///
 /// # Errors
 /// The first failure, after all other objects were tried.
-pub async fn cleanup() -> Result<(), Error> {
-    let mut outcome = objects().map_err(Error::from);
+pub async fn cleanup() -> Result<(), String> {
+    let mut outcome = objects().map_err(|error| error.to_string());
     for family in Family::ALL {
         let removed = OWNED.remove(&[family], &Preserved::nothing()).await;
-        outcome = outcome.and(removed.map_err(Error::from));
+        outcome = outcome.and(removed.map_err(|error| error.to_string()));
         // The chains go first, because their rules use the counters.
         let _ = nfacct::delete(features::account(family));
     }

@@ -2,7 +2,7 @@
 
 use std::{
     io::Write,
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     os::fd::AsFd,
 };
 
@@ -11,41 +11,30 @@ use nix::{
     fcntl::{SpliceFFlags, splice},
     unistd::{pipe, read},
 };
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Socket, Type};
 
 use super::answer::Tried;
-
-fn domain(family: Family) -> Domain {
-    match family {
-        Family::V4 => Domain::IPV4,
-        Family::V6 => Domain::IPV6,
-    }
-}
+use crate::kernel::socket::bind_transparent;
 
 /// Tries to bind a socket of that family to its loopback address.
 pub(super) fn sockets(family: Family) -> Tried {
-    let address = match family {
-        Family::V4 => SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-        Family::V6 => SocketAddr::from((Ipv6Addr::LOCALHOST, 0)),
-    };
-    Ok(TcpListener::bind(address).map(drop)?)
+    Ok(TcpListener::bind((family.localhost(), 0)).map(drop)?)
 }
 
-/// Tries to bind a socket to an address that no host has (RFC 5737, RFC 3849).
+/// Returns an address that no host has (RFC 5737, RFC 3849).
+pub(super) fn test_address(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => [192, 0, 2, 1].into(),
+        Family::V6 => [0x2001, 0xdb8, 0, 0, 0, 0, 0, 1].into(),
+    }
+}
+
+/// Tries to bind a socket to an address that no host has.
 pub(super) fn transparent(family: Family) -> Tried {
     let attempt = || {
-        let socket = Socket::new(domain(family), Type::STREAM, Some(Protocol::TCP))?;
-        let address: SocketAddr = match family {
-            Family::V4 => {
-                socket.set_ip_transparent_v4(true)?;
-                SocketAddr::from((Ipv4Addr::new(192, 0, 2, 1), 0))
-            }
-            Family::V6 => {
-                socket.set_ip_transparent_v6(true)?;
-                SocketAddr::from((Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1), 0))
-            }
-        };
-        socket.bind(&address.into())
+        let address = (test_address(family), 0).into();
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+        bind_transparent(&socket, address)
     };
     Ok(attempt()?)
 }

@@ -1,7 +1,5 @@
 //! One try for each ability. A try removes everything that it makes.
 
-use std::net::IpAddr;
-
 use net::Family;
 use netlink::{
     Error, Protocol, Request, Socket,
@@ -20,7 +18,8 @@ use xtables::{
 use super::{
     Ability, Attempt, Examination, Extension, Findings, Kernel, Scope, Setting, Unable,
     answer::{Tried, found_or},
-    sockets, words,
+    sockets::{self, test_address},
+    words,
 };
 use crate::kernel::io_uring::Ring;
 
@@ -91,13 +90,6 @@ pub(super) fn nothing_known(schedulers: &[String], why: &str) -> Kernel {
         kernel.record(ability, Err(Unable::Unknown(why.to_owned())));
     }
     kernel
-}
-
-pub(super) fn test_address(family: Family) -> IpAddr {
-    match family {
-        Family::V4 => [192, 0, 2, 1].into(),
-        Family::V6 => [0x2001, 0xdb8, 0, 0, 0, 0, 0, 1].into(),
-    }
 }
 
 /// The route that the try adds.

@@ -8,14 +8,7 @@
 //! bound without SO_REUSEADDR belongs to us alone, and other programs cannot bind it unless they
 //! set the option themselves; the kernel never picks one of our ports for them.
 
-use std::{
-    collections::BTreeMap,
-    io,
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
-    os::fd::AsRawFd,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, io, net::SocketAddr, os::fd::AsRawFd, sync::Arc, time::Duration};
 
 use hashbrown::{HashMap, HashSet};
 use net::{Family, PerFamily};
@@ -266,10 +259,7 @@ fn drain(socket: &Socket) {
 }
 
 fn wildcard(remote: SocketAddr, port: u16) -> SocketAddr {
-    match remote {
-        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, port).into(),
-        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, port).into(),
-    }
+    SocketAddr::new(Family::of(&remote.ip()).unspecified(), port)
 }
 
 /// Returns whether `error` is that of bind(2) or connect(2) when no port is left.

@@ -15,4 +15,4 @@ pub mod stream;
 pub mod unix;
 pub mod user_timeout;
 
-pub use self::options::{set_keep_alive, set_unaltered};
+pub use self::options::{bind_transparent, set_keep_alive, set_unaltered};

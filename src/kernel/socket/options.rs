@@ -1,8 +1,8 @@
-//! Options of relayed TCP connections.
+//! Options of relayed connections.
 
-use std::{io, time::Duration};
+use std::{io, net::SocketAddr, time::Duration};
 
-use socket2::{SockRef, TcpKeepalive};
+use socket2::{SockRef, Socket, TcpKeepalive};
 
 /// Idle time before the first keep-alive probe, and the time between probes.
 const KEEP_ALIVE_IDLE: Duration = Duration::from_secs(60);
@@ -33,4 +33,18 @@ pub fn set_keep_alive(socket: SockRef<'_>) -> io::Result<()> {
             .with_interval(KEEP_ALIVE_INTERVAL)
             .with_retries(KEEP_ALIVE_PROBES),
     )
+}
+
+/// Binds `socket` to the address of a client. Others may be bound to it as well: one client port
+/// may communicate with many endpoints.
+///
+/// # Errors
+/// Errors of setsockopt(2) and bind(2).
+pub fn bind_transparent(socket: &Socket, client: SocketAddr) -> io::Result<()> {
+    match client {
+        SocketAddr::V4(_) => socket.set_ip_transparent_v4(true)?,
+        SocketAddr::V6(_) => socket.set_ip_transparent_v6(true)?,
+    }
+    socket.set_reuse_address(true)?;
+    socket.bind(&client.into())
 }

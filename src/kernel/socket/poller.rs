@@ -4,7 +4,8 @@
 use std::{io, os::fd::AsFd, sync::Arc, time::Duration};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
+use slab::Slab;
 use tokio::{
     io::{Interest, unix::AsyncFd},
     task::spawn_local,
@@ -15,7 +16,7 @@ use tokio::{
 const TURN: usize = 64;
 
 /// Identifies a watched socket.
-pub type Token = u32;
+pub type Token = usize;
 
 /// The state of a socket after it was served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,12 +37,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Watches sockets, which can be added and removed at any time.
 pub struct Poller<S> {
     epoll: Epoll,
-    sockets: Mutex<Sockets<S>>,
-}
-
-struct Sockets<S> {
-    places: Vec<Option<Arc<S>>>,
-    free: Vec<Token>,
+    sockets: Mutex<Slab<Arc<S>>>,
 }
 
 impl<S: AsFd + 'static> Poller<S> {
@@ -52,10 +48,7 @@ impl<S: AsFd + 'static> Poller<S> {
     pub fn new() -> io::Result<Self> {
         Ok(Poller {
             epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
-            sockets: Mutex::new(Sockets {
-                places: Vec::new(),
-                free: Vec::new(),
-            }),
+            sockets: Mutex::new(Slab::new()),
         })
     }
 
@@ -64,41 +57,33 @@ impl<S: AsFd + 'static> Poller<S> {
     /// # Errors
     /// Those of epoll_ctl(2).
     pub fn add(&self, socket: Arc<S>) -> io::Result<Token> {
-        let mut sockets = self.lock();
-        let token = match sockets.free.pop() {
-            Some(token) => token,
-            None => {
-                sockets.places.push(None);
-                // There are fewer descriptors than numbers.
-                (sockets.places.len() - 1) as Token
-            }
-        };
-        let event = EpollEvent::new(EpollFlags::EPOLLIN, token.into());
-        if let Err(error) = self.epoll.add(socket.as_fd(), event) {
-            sockets.free.push(token);
-            return Err(error.into());
-        }
-        sockets.places[token as usize] = Some(socket);
+        let mut sockets = self.sockets.lock();
+        let place = sockets.vacant_entry();
+        let token = place.key();
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, token as u64);
+        self.epoll.add(socket.as_fd(), event)?;
+        place.insert(socket);
         Ok(token)
     }
 
     /// Returns the watched socket of this token; `None` if there is none.
     pub fn get(&self, token: Token) -> Option<Arc<S>> {
-        self.lock().places.get(token as usize).cloned().flatten()
+        self.sockets.lock().get(token).cloned()
     }
 
     /// Returns all watched sockets.
     #[cfg(test)]
     pub fn all(&self) -> Vec<Arc<S>> {
-        self.lock().places.iter().flatten().cloned().collect()
+        let sockets = self.sockets.lock();
+        sockets
+            .iter()
+            .map(|(_, socket)| Arc::clone(socket))
+            .collect()
     }
 
     /// Stops watching a socket and returns it; `None` if it is not watched.
     pub fn remove(&self, token: Token) -> Option<Arc<S>> {
-        let mut sockets = self.lock();
-        let socket = sockets.places.get_mut(token as usize)?.take()?;
-        sockets.free.push(token);
-        drop(sockets);
+        let socket = self.sockets.lock().try_remove(token)?;
         // Fails only for a descriptor that is not watched.
         let _ = self.epoll.delete(socket.as_fd());
         Some(socket)
@@ -113,10 +98,12 @@ impl<S: AsFd + 'static> Poller<S> {
 
     /// Watches a socket for these events; without any, leaves it alone for now.
     fn watch(&self, token: Token, socket: &Arc<S>, flags: EpollFlags) {
-        let sockets = self.lock();
-        let place = sockets.places.get(token as usize).and_then(Option::as_ref);
-        if place.is_some_and(|there| Arc::ptr_eq(there, socket)) {
-            let mut event = EpollEvent::new(flags, token.into());
+        let sockets = self.sockets.lock();
+        if sockets
+            .get(token)
+            .is_some_and(|there| Arc::ptr_eq(there, socket))
+        {
+            let mut event = EpollEvent::new(flags, token as u64);
             // Fails only for a descriptor that is not watched.
             let _ = self.epoll.modify(socket.as_fd(), &mut event);
         }
@@ -155,8 +142,7 @@ impl<S: AsFd + 'static> Poller<S> {
                 // It may have been removed meanwhile, and its place taken by another, which then
                 // has nothing.
                 let place = usize::try_from(event.data()).unwrap_or(usize::MAX);
-                let socket = self.lock().places.get(place).cloned().flatten();
-                let Some(socket) = socket else {
+                let Some(socket) = self.get(place) else {
                     continue;
                 };
                 match serve(&socket).await {
@@ -168,7 +154,7 @@ impl<S: AsFd + 'static> Poller<S> {
                         let _ = self.epoll.delete(socket.as_fd());
                     }
                     Remaining::Waiting => {
-                        self.pause(event.data() as Token, socket);
+                        self.pause(place, socket);
                         // Until it is read again, it stays in the list of ready sockets, and no
                         // event adds it again (`ep_modify`).
                         all = false;
@@ -192,10 +178,6 @@ impl<S: AsFd + 'static> Poller<S> {
             sleep(PAUSE).await;
             poller.watch(token, &socket, EpollFlags::EPOLLIN);
         });
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Sockets<S>> {
-        self.sockets.lock()
     }
 }
 

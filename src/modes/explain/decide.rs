@@ -13,7 +13,7 @@ use super::{
 };
 use crate::services::{
     AddressKind, Endpoint, Preferences, Reach, ServiceAddresses, ServiceMap, ServicePort,
-    SessionAffinity, TrafficPolicy,
+    TrafficPolicy,
 };
 
 /// Why packets are dropped that would be refused elsewhere.
@@ -541,7 +541,7 @@ impl Way<'_> {
         if !port.is_range() {
             self.limits(port.preferences());
         }
-        let SessionAffinity::ClientIp { timeout } = port.session_affinity else {
+        let Some(timeout) = port.session_affinity else {
             return;
         };
         self.step(match (self.behaviour.rules.remember, selection) {

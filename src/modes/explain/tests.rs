@@ -16,7 +16,7 @@ use crate::{
     modes::{iptables, ipvs, nftables, userspace},
     node::Served,
     services::{
-        Endpoint, Endpoints, Preferences, ServiceMap, ServicePort, SessionAffinity, TrafficPolicy,
+        Endpoint, Endpoints, Preferences, ServiceMap, ServicePort, TrafficPolicy,
         service_ports::{endpoint, endpoints, service_port},
     },
 };
@@ -379,9 +379,7 @@ fn what_rules_cannot_do_here_is_said() {
     };
     let web = ServicePort {
         node_port: Some(30_080),
-        session_affinity: SessionAffinity::ClientIp {
-            timeout: Duration::from_secs(60),
-        },
+        session_affinity: Some(Duration::from_secs(60)),
         endpoints: endpoints([endpoint(([10, 244, 1, 1], 8080))]),
         ..service_port("web", [10, 96, 0, 1])
     };

@@ -14,7 +14,7 @@ use crate::{
         },
     },
     node,
-    services::{Changes, ServiceMap, ServicePort, SessionAffinity},
+    services::{Changes, ServiceMap, ServicePort},
 };
 
 /// Behaviour of iptables mode that is the same on every node.
@@ -56,7 +56,7 @@ impl Explain for Iptables {
     fn selection(&self, port: &ServicePort) -> Selection {
         let served = self.families.get(port.name.family).as_ref().ok();
         let remembers = served.is_none_or(|rules| rules.features.contains(Extension::Recent));
-        if port.session_affinity != SessionAffinity::None && !remembers {
+        if port.session_affinity.is_some() && !remembers {
             Selection::Hashed
         } else {
             // Rules choose at random.

@@ -35,10 +35,7 @@ use super::{
 };
 use crate::{
     kernel::socket::{bound::BoundAddress, listening::Bind, owner::Sockets},
-    modes::{
-        handover::{Handover, OtherProcesses},
-        progress::SyncProgress,
-    },
+    modes::{handover::OtherProcesses, progress::SyncProgress},
     services::{ServiceMap, ServicePort, ServicePortName},
 };
 
@@ -65,7 +62,6 @@ pub struct Executor {
     /// Local ports to which rules of an ended process redirect.
     previous: PreviousPorts,
     unfiltered: Unfiltered,
-    handover: Handover,
     /// The other processes that the current sync acts on.
     others: OtherProcesses,
     /// The other processes that the last whole sync acted on.
@@ -93,9 +89,8 @@ impl Executor {
         let workers = Workers::start(options.workers, &shared)?;
         let descriptors = shared.descriptors.clone();
         descriptors.count(0);
-        let handover = options.handover.clone();
-        let assignments = Arc::clone(handover.assignments());
-        handover.count(shared.counters.connections.clone());
+        let assignments = Arc::clone(options.handover.assignments());
+        options.handover.count(shared.counters.connections.clone());
         Ok(Executor {
             loads: Loads::new(&shared.dials, &shared.captured),
             ports: RedirectPorts::new(options.port_range.clone(), descriptors),
@@ -111,7 +106,6 @@ impl Executor {
             inherited: InheritedSockets::default(),
             previous: PreviousPorts::default(),
             unfiltered: Unfiltered::default(),
-            handover,
             others: OtherProcesses::default(),
             acted_on: OtherProcesses::default(),
             reported: OtherProcesses::default(),

@@ -2,7 +2,10 @@
 
 use std::{
     net::SocketAddr,
-    sync::{Arc, Weak, atomic::Ordering::Relaxed},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use hashbrown::{HashMap, HashSet};
@@ -12,7 +15,11 @@ use super::{
     plan::{GroupKind, GroupName},
     proxy::{captured::Captured, dials::DialLog, group::ServiceGroup},
 };
-use crate::services::ServicePortName;
+use crate::{
+    sched,
+    services::ServicePortName,
+    status_api::{Limited, Traffic},
+};
 
 /// The existing service groups, shared with the readers of their loads.
 #[derive(Clone, Debug)]
@@ -20,31 +27,6 @@ pub struct Loads {
     groups: Arc<Mutex<HashMap<GroupName, Weak<ServiceGroup>>>>,
     dials: Arc<DialLog>,
     captured: Arc<Captured>,
-}
-
-/// The current load of an endpoint, and its totals.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EndpointLoad {
-    /// Number of open TCP connections, or of UDP clients.
-    pub active: u64,
-    /// Number of TCP connections, or of UDP clients, since the process began to serve the endpoint.
-    pub connections: u64,
-    /// Number of bytes that clients sent.
-    pub from_clients: u64,
-    /// Number of bytes that were sent to clients.
-    pub to_clients: u64,
-    /// Whether it is ejected: it did not answer, and gets no new connections while others are
-    /// available.
-    pub ejected: bool,
-}
-
-/// Number of connections that the limits of a Service refused.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Limited {
-    /// Refused because of the Service's limit.
-    pub service: u64,
-    /// Refused because of the client's limit.
-    pub client: u64,
 }
 
 impl Loads {
@@ -83,24 +65,25 @@ impl Loads {
     }
 
     /// The load of each endpoint of `port` that clients may reach, and of each removed one that
-    /// still has open connections.
-    pub fn of(&self, port: &ServicePortName) -> HashMap<SocketAddr, EndpointLoad> {
-        let mut loads: HashMap<SocketAddr, EndpointLoad> = HashMap::new();
-        for group in self.groups_of(port) {
-            for (address, counted) in group.routing().loads() {
-                let (active, half_closed) = (&counted.active, &counted.inactive);
-                let load = loads.entry(address).or_default();
-                load.active +=
-                    u64::from(active.load(Relaxed)) + u64::from(half_closed.load(Relaxed));
-                if let Some(traffic) = counted.traffic_so_far() {
-                    load.connections += traffic.connections.load(Relaxed);
-                    load.from_clients += traffic.from_clients.load(Relaxed);
-                    load.to_clients += traffic.to_clients.load(Relaxed);
-                }
-                load.ejected |= group.passes_over(&address);
-            }
-        }
-        loads
+    /// still has open connections, in each group.
+    pub fn of(&self, port: &ServicePortName) -> Vec<(SocketAddr, Traffic)> {
+        let groups = self.groups_of(port).into_iter();
+        let loads = groups.flat_map(|group| group.routing().loads());
+        let loads = loads.map(|(address, load)| {
+            let so_far = load.traffic_so_far();
+            let sum = |of: fn(&sched::Traffic) -> &AtomicU64| {
+                Some(so_far.map_or(0, |traffic| of(traffic).load(Relaxed)))
+            };
+            let (active, half_closed) = (load.active.load(Relaxed), load.inactive.load(Relaxed));
+            let traffic = Traffic {
+                active: Some(u64::from(active) + u64::from(half_closed)),
+                connections: sum(|traffic| &traffic.connections),
+                bytes_in: sum(|traffic| &traffic.from_clients),
+                bytes_out: sum(|traffic| &traffic.to_clients),
+            };
+            (address, traffic)
+        });
+        loads.collect()
     }
 
     /// The endpoints of `port` that get no new connections while others are available, because they

@@ -16,7 +16,6 @@ mod listeners;
 mod loads;
 mod node;
 mod node_port_relay;
-mod observe;
 mod options;
 mod plan;
 mod proxy;
@@ -46,7 +45,7 @@ pub use self::{
     assignments::{Assignments, FlowToPass},
     capture::Capture,
     cleanup::{Installed, prepare_successor},
-    loads::{EndpointLoad, Limited, Loads},
+    loads::Loads,
     node_port_relay::{NodePortRelay, RelayMetrics, relayed},
     options::{Options, Role, workers},
     proxy::{
@@ -54,7 +53,7 @@ pub use self::{
         descriptors::Descriptors,
         dials::{Dial, Dials},
         tcp::Limits as DialLimits,
-        udp::{Association, Reader},
+        udp::Association,
         usage::ConnectionLimits,
     },
     rings::{Io, Rings},
@@ -68,7 +67,7 @@ use self::{
 };
 use super::{
     Asked, Compared, Difference, ExplainResult, Mode, Outcomes, Packet, SyncReport, both_failed,
-    explain::Explain, handover::Handover, progress::SyncProgress, state::FamilyState, unsupported,
+    explain::Explain, progress::SyncProgress, state::FamilyState, unsupported,
 };
 use crate::{
     config::ModeName,
@@ -150,11 +149,6 @@ impl Userspace {
     /// Must be called `before` and after a mode of the kernel in this process writes rules.
     pub fn expect_changes(&mut self, before: bool) {
         self.capture.expect_changes(before);
-    }
-
-    /// The handover to and from other processes.
-    pub fn handover(&self) -> Handover {
-        self.executor.handover().clone()
     }
 
     /// The extent of each family's sync.

@@ -7,9 +7,9 @@ use net::PerFamily;
 use super::{
     Userspace,
     capture::{self, Error, Extent},
-    observe::node_addresses,
     options::Role,
 };
+use crate::node;
 
 impl Userspace {
     /// Updates the node's state that listeners depend on, if that is due or it is not known. If its
@@ -26,15 +26,17 @@ impl Userspace {
         let role = self.executor.shared().options.role;
         let known = &mut self.node.addresses;
         if extent == Extent::Full || known.is_empty() {
-            match node_addresses() {
+            match node::addresses::own() {
                 Ok(mut addresses) => {
+                    addresses.sort_unstable();
+                    addresses.dedup();
                     if role == (Role::Chosen { loopback: false }) {
                         addresses.retain(|ip| !ip.is_loopback());
                     }
                     *known = addresses;
                     self.unlisted = None;
                 }
-                Err(error) if known.is_empty() => return Err(error),
+                Err(error) if known.is_empty() => return Err(error.into()),
                 Err(error) => self.unlisted = Some(capture::addresses_stay(&error)),
             }
             self.unserved.observe(&self.capture);

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     family_metrics::{FAMILY, counter, registered},
-    modes::{Asked, Difference, SyncReport, handover::Handover, state::FamilyState},
+    modes::{Asked, Difference, SyncReport, state::FamilyState},
     node::Served,
     sched::SchedulerName,
     services::{Changes, ServiceMap, ServicePort, ServicePortName},
@@ -101,11 +101,6 @@ impl NodePortRelay {
             },
             metrics,
         })
-    }
-
-    /// The handover to and from other processes.
-    pub fn handover(&self) -> Handover {
-        self.executor.handover().clone()
     }
 
     /// Returns whether it serves addresses of `family`.

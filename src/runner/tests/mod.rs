@@ -231,7 +231,7 @@ impl Bench {
     }
 
     async fn send(&self, events: Vec<Event>) {
-        self.batches.send(Batch { events }).await.unwrap();
+        self.batches.send(events).await.unwrap();
         settle().await;
     }
 

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     config::ModeName,
     runner::question::{
-        self, Caller, Compared, Difference, ExplainedPacket, Origin, Packet, Reading, Verdict,
+        self, Caller, Compared, Difference, ExplainedPacket, Origin, Packet, Verdict,
     },
     serve::http::{Answer, Peer},
     status_api::{
@@ -34,10 +34,7 @@ impl StatusApi {
             Ok(asked) => asked,
             Err(why) => return refused(StatusCode::BAD_REQUEST, why),
         };
-        let refusal = match asked.reading {
-            Reading::Whole => kernel_refusal(peer),
-            Reading::Nothing => None,
-        };
+        let refusal = kernel_refusal(peer).filter(|_| asked.kernel);
         if let Some(answer) = refusal.or_else(|| self.not_ready()) {
             return answer;
         }
@@ -45,7 +42,7 @@ impl StatusApi {
             Ok(packets) => packets,
             Err(unresolved) => return refused(unresolved.status, unresolved.why),
         };
-        let explained = match self.questions.explain(packets, asked.reading).await {
+        let explained = match self.questions.explain(packets, asked.kernel).await {
             Ok(explained) => explained,
             Err(why) => return unanswered(why),
         };
@@ -99,13 +96,13 @@ pub(super) struct Asked {
     /// `None`: the request does not name it.
     from: Option<Caller>,
     /// Whether the kernel is read.
-    reading: Reading,
+    kernel: bool,
 }
 
 /// Reads the parameters of a request.
 pub(super) fn read(query: &str) -> Result<Asked, String> {
     let (mut to, mut protocol, mut from) = (None, None, None);
-    let mut reading = Reading::Whole;
+    let mut kernel = true;
     for (name, value) in form_urlencoded::parse(query.as_bytes()) {
         match &*name {
             "to" => {
@@ -115,11 +112,8 @@ pub(super) fn read(query: &str) -> Result<Asked, String> {
             "protocol" => protocol = Some(named(&value)?),
             "from" => from = Some(caller(&value)?),
             "kernel" => {
-                reading = match &*value {
-                    "true" => Reading::Whole,
-                    "false" => Reading::Nothing,
-                    _ => return Err("kernel is true or false".to_owned()),
-                }
+                let read = value.parse();
+                kernel = read.map_err(|_| "kernel is true or false".to_owned())?;
             }
             _ => return Err("the parameters are to, protocol, from and kernel".to_owned()),
         }
@@ -143,7 +137,7 @@ pub(super) fn read(query: &str) -> Result<Asked, String> {
         to,
         protocol: protocol.or(of_to),
         from,
-        reading,
+        kernel,
     })
 }
 
@@ -362,7 +356,7 @@ mod tests {
             to: Destination::read(to).unwrap().addressee,
             protocol,
             from,
-            reading: Reading::Whole,
+            kernel: true,
         };
         let at = |ip: &str| Some(Caller::At(ip.parse().unwrap()));
         for (query, expected) in [

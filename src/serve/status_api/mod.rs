@@ -15,7 +15,6 @@ mod syncs;
 mod traffic;
 
 use std::{
-    fmt,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -37,6 +36,7 @@ use super::{
 };
 use crate::{
     config::ModeName,
+    modes::handover::Handover,
     runner::{
         health::Health,
         question::{Caller, Questions},
@@ -73,13 +73,7 @@ pub struct StatusApi {
     /// Tells where health checks are not served.
     pub health_listeners: HealthListeners,
     /// Tells whether other processes are taking over.
-    pub successors: Arc<dyn Successors>,
-}
-
-/// Tells whether other processes are taking over from this one.
-pub trait Successors: fmt::Debug + Send + Sync {
-    /// Returns whether there is one, so that this process writes nothing.
-    fn is_any(&self) -> bool;
+    pub handover: Handover,
 }
 
 /// Facts about a process that do not change while it runs.

@@ -25,7 +25,7 @@ use crate::{
     },
     services::{
         AddressKind, NotUsed, Preferences, ServiceAddresses, ServicePort, ServicePortName,
-        ServicePorts, SessionAffinity, TrafficPolicy, endpoint_words,
+        ServicePorts, TrafficPolicy, endpoint_words,
     },
     status_api::{self, Address, Endpoint, HealthCheck, ServicePortList, VERSION},
 };
@@ -98,10 +98,7 @@ impl StatusApi {
             family: name.family.to_string(),
             addresses: self::addresses(port, self.runner.serves_node_ports(name.family)),
             scheduler: scheduler.to_owned(),
-            affinity_seconds: match port.session_affinity {
-                SessionAffinity::None => None,
-                SessionAffinity::ClientIp { timeout } => Some(timeout.as_secs()),
-            },
+            affinity_seconds: port.session_affinity.map(|timeout| timeout.as_secs()),
             internal_traffic_policy: policy(port.internal_traffic_policy),
             external_traffic_policy: policy(port.external_traffic_policy),
             source_ranges: ranges.map(ToString::to_string).collect(),

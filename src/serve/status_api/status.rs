@@ -61,7 +61,7 @@ impl StatusApi {
             started: time(self.about.started),
             healthy: problems.is_empty(),
             problems,
-            gave_way: self.successors.is_any(),
+            gave_way: self.handover.has_successor(),
             mode: Mode {
                 name: self.about.mode.to_string(),
                 passed_over: self.about.passed_over.clone(),

@@ -11,7 +11,7 @@ use super::OfNftables;
 use crate::{
     modes::{Mode, nftables::Nftables},
     services::{
-        Changes, ServiceMap, SessionAffinity,
+        Changes, ServiceMap,
         service_ports::{endpoint, endpoints, service_port},
     },
     simulation::{
@@ -30,9 +30,7 @@ const CHECKS: Duration = Duration::from_secs(5);
 fn service(all: &[u8]) -> ServiceMap {
     let mut dns = service_port("dns", DNS);
     dns.name = dns.name.over(Protocol::Udp);
-    dns.session_affinity = SessionAffinity::ClientIp {
-        timeout: Duration::from_secs(10_800),
-    };
+    dns.session_affinity = Some(Duration::from_secs(10_800));
     let all = all.iter().map(|last| endpoint(([10, 244, 0, *last], 80)));
     dns.endpoints = endpoints(all);
     [dns].into_iter().collect()

@@ -16,8 +16,8 @@ use super::{
 };
 use crate::services::{
     Created, EndpointSlice, Event, Identity, Node, Object, ObjectName, Owner, Port, PortRange,
-    Preferences, Service, ServiceCidr, ServiceName, Serving, SessionAffinity, SliceEndpoint,
-    SliceName, SlicePort, TrafficPolicy,
+    Preferences, Service, ServiceCidr, ServiceName, Serving, SliceEndpoint, SliceName, SlicePort,
+    TrafficPolicy,
 };
 
 fn name(number: usize) -> ServiceName {
@@ -50,11 +50,7 @@ impl Spec {
             external_ips: some(self.external_ip, 51),
             load_balancer_ips: some(self.load_balancer, 113),
             load_balancer_source_ranges: self.ranges.iter().map(|at| ranges(family)[*at]).collect(),
-            session_affinity: if self.affinity {
-                SessionAffinity::ClientIp { timeout: AFFINITY }
-            } else {
-                SessionAffinity::None
-            },
+            session_affinity: self.affinity.then_some(AFFINITY),
             internal_traffic_policy: policy(self.internal_local),
             external_traffic_policy: policy(self.external_local),
             health_check_node_port: None,

@@ -8,7 +8,7 @@ use std::{
 
 use super::*;
 use crate::{
-    services::{Preferences, ProxyProtocol, service_ports::port_name},
+    services::{Preferences, service_ports::port_name},
     status_api::{Candidate, Listed, VERSION},
     test::declared::{Endpoint, EndpointState, Frontend},
 };
@@ -35,7 +35,7 @@ fn web(external: TrafficPolicy) -> Declared {
         has_source_ranges: false,
         internal: TrafficPolicy::Cluster,
         external,
-        affinity: SessionAffinity::None,
+        affinity: None,
         preferences: None,
     }
 }
@@ -214,7 +214,7 @@ fn who_sees_the_caller_and_who_stays() {
     }
     for (seconds, stays) in [(10_800, true), (1, false)] {
         let timeout = Duration::from_secs(seconds);
-        port.affinity = SessionAffinity::ClientIp { timeout };
+        port.affinity = Some(timeout);
         let answers = answers(&port, Caller::Outside, nftables);
         assert_eq!((answers.stays, answers.every), (stays, false));
     }
@@ -271,7 +271,7 @@ fn what_servers_here_cannot_do_is_not_tried() {
         call.not_tried()
     };
     let header = || Preferences {
-        proxy_protocol: Some(ProxyProtocol::V2),
+        proxy_protocol: true,
         ..Preferences::default()
     };
     let direct = || Preferences {

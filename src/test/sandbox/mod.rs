@@ -50,7 +50,7 @@ pub(super) async fn run(folder: &Path, asked: &Test) -> Result<Report, String> {
     // Each server needs open files; if there are too few, the failing operation reports that.
     open_files::raise_limit();
     let (batch, faults) = watch::manifests::read(&folder).await;
-    let objects = Objects::new(batch.events);
+    let objects = Objects::new(batch);
     let node = match &asked.hostname_override {
         Some(_) => own,
         None => objects.node(own),

@@ -233,7 +233,7 @@ impl<'a> Intake<'a> {
                 return Ok(());
             }
         };
-        self.changed_at(decoded.metadata().resource_version.as_deref())?;
+        self.changed_at(decoded.version())?;
         let reduced = decoded.reduce(Loopback::Refused, &mut self.names.lock());
         match reduced {
             Ok(reduced) => self.valid(reduced),

@@ -145,7 +145,7 @@ async fn send(kinds: &Kinds, changes: &Notify, sender: &mpsc::Sender<Batch>) {
             known.lock().send_changes(&mut events);
         }
         if std::mem::take(&mut first) || !events.is_empty() {
-            place.send(Batch { events });
+            place.send(events);
         }
     }
 }

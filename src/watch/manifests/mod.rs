@@ -86,7 +86,7 @@ async fn follow(
     let mut first = true;
     loop {
         if let Some(batch) = scanner.scan(&mut watcher).await {
-            if (first || !batch.events.is_empty()) && sender.send(batch).await.is_err() {
+            if (first || !batch.is_empty()) && sender.send(batch).await.is_err() {
                 return;
             }
             first = false;

@@ -124,9 +124,7 @@ impl FolderScanner {
         self.health.works(KIND);
         let faults = self.folder.faults().map(String::as_str);
         self.health.has_faults(KIND, faults);
-        Batch {
-            events: outcome.events,
-        }
+        outcome.events
     }
 
     /// Parses the results in a separate thread: thousands of objects take a while, and probes are

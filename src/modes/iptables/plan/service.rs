@@ -19,7 +19,7 @@ use super::{
     balance::Balance,
     names::{self, PortChains},
 };
-use crate::services::{ServicePort, SessionAffinity, TrafficPolicy};
+use crate::services::{ServicePort, TrafficPolicy};
 
 /// Plans the rules of one ServicePort of the options' family. A range of ports is not served.
 pub fn plan(port: &ServicePort, options: &Options) -> OwnerRules {
@@ -102,7 +102,7 @@ impl Plan<'_> {
         let commented = |rule: Rule| rule.commented(features, &self.shown);
         let hairpin = commented(Rule::new().source(backend.address.ip()));
         let mut dnat = commented(Rule::new().protocol(self.protocol));
-        let sticky = self.port.session_affinity != SessionAffinity::None;
+        let sticky = self.port.session_affinity.is_some();
         if sticky && self.options.features.contains(Extension::Recent) {
             dnat = dnat.with(Match::RememberSource(backend.chain.clone()));
         }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use ipvs::{FALL_BACK, Forwarding as Way, HASH_PORTS, RealServer, SCHEDULERS, ServerId};
 
 use super::{NodeContext, ROUND_ROBIN, options::name_in_kernel};
-use crate::services::{Endpoint, Forwarding, ServicePort, SessionAffinity, TrafficPolicy};
+use crate::services::{Endpoint, Forwarding, ServicePort, TrafficPolicy};
 
 /// A virtual server with its real servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,12 +116,9 @@ impl<'a> SchedulingParameters<'a> {
         SchedulingParameters {
             port,
             scheduler: scheduler(port, node).unwrap_or_else(|_| ROUND_ROBIN.into()),
-            persistence: match port.session_affinity {
-                SessionAffinity::None => None,
-                SessionAffinity::ClientIp { timeout } => {
-                    Some(u32::try_from(timeout.as_secs()).unwrap_or(u32::MAX))
-                }
-            },
+            persistence: port
+                .session_affinity
+                .map(|timeout| u32::try_from(timeout.as_secs()).unwrap_or(u32::MAX)),
         }
     }
 

@@ -9,7 +9,7 @@ use crate::{
 /// Lists the preferences of `port` that are not honoured on this `node`.
 pub fn unsupported(port: &ServicePort, node: &NodeContext) -> Vec<Reason> {
     let asked = port.preferences();
-    let header = asked.proxy_protocol.map(|_| {
+    let header = asked.proxy_protocol.then(|| {
         let why = "IPVS cannot put a header before a connection's first byte; use userspace mode";
         Reason::new(Preferences::PROXY_PROTOCOL, why)
     });

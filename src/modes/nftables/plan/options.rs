@@ -107,7 +107,7 @@ impl Options {
             counted: if features.contains(NftPart::Counters) {
                 counted.clone()
             } else {
-                Namespaces::None
+                Namespaces::default()
             },
             features,
             node_addresses: addresses,

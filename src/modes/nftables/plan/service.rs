@@ -24,7 +24,7 @@ use super::{
     slots::{Endpoints, LOCAL, Slots, Taken},
     unsupported,
 };
-use crate::services::{ServicePort, SessionAffinity, TrafficPolicy};
+use crate::services::{ServicePort, TrafficPolicy};
 
 /// Plans the elements of a ServicePort of the options' family, whose endpoints have these slots
 /// unless they are chosen by a hash.
@@ -253,14 +253,8 @@ impl Plan<'_> {
 
     /// Returns how long clients stay on their endpoint, if rules remember them.
     fn affinity(&self) -> Option<Duration> {
-        match self.port.session_affinity {
-            SessionAffinity::ClientIp { timeout }
-                if unsupported::remembers(self.port, &self.options.features) =>
-            {
-                Some(timeout)
-            }
-            _ => None,
-        }
+        let timeout = self.port.session_affinity;
+        timeout.filter(|_| unsupported::remembers(self.port, &self.options.features))
     }
 
     fn client_map(&self, to: Endpoints) -> ClientMap {

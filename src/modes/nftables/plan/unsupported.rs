@@ -8,13 +8,13 @@ use super::{
 use crate::{
     kernel::probe::NftPart,
     modes::Reason,
-    services::{Preferences, ServicePort, SessionAffinity},
+    services::{Preferences, ServicePort},
 };
 
 /// Returns how the endpoints of `port` are chosen: as it asks, where the kernel's maps
 /// can do that, else at random.
 pub fn scheduler(port: &ServicePort, features: &Features) -> Scheduler {
-    let sticky = port.session_affinity != SessionAffinity::None;
+    let sticky = port.session_affinity.is_some();
     if sticky && !remembers(port, features) && features.contains(NftPart::Hash) {
         return Scheduler::Hash(HashOf::Address);
     }
@@ -101,7 +101,7 @@ fn of_ranges(port: &ServicePort, features: Features) -> Vec<Reason> {
     }
     let asked = port.preferences();
     let mut reasons = Vec::new();
-    if port.session_affinity != SessionAffinity::None {
+    if port.session_affinity.is_some() {
         let what = "sessionAffinity";
         reasons.push(match features.contains(NftPart::Hash) {
             true => Reason::new(
@@ -131,12 +131,12 @@ fn of_ranges(port: &ServicePort, features: Features) -> Vec<Reason> {
                    count for the other ports of the Service";
         Reason::new(what, why)
     }));
-    if asked.eject == Some(true) {
+    if asked.eject {
         let why =
             "in ranges of ports, an endpoint that does not answer gets connections all the same";
         reasons.push(Reason::new(Preferences::EJECT, why));
     }
-    if asked.reset.is_some() {
+    if asked.reset {
         let why = "in ranges of ports, no connection is reset";
         reasons.push(Reason::new(Preferences::RESET, why));
     }

@@ -32,7 +32,7 @@ impl Options {
             node_ports: None,
             service_cidrs: Vec::new(),
             tcp_be_liberal: false,
-            counted: Namespaces::None,
+            counted: Namespaces::default(),
             features: Features::all(),
             node_addresses: Vec::new(),
             refused_on_loopback: vec![Protocol::Udp, Protocol::Sctp],

@@ -12,7 +12,7 @@ use crate::{
     kernel::probe::NftPart,
     modes::detect_local::DetectLocal,
     services::{
-        Endpoint, Endpoints, Grown, Namespaces, ServicePort, SessionAffinity, TrafficPolicy,
+        Endpoint, Endpoints, Grown, Namespaces, ServicePort, TrafficPolicy,
         service_ports::{self, service_port},
     },
 };
@@ -132,9 +132,7 @@ pub fn of_range(mut port: ServicePort) -> ServicePort {
         endpoint.address.set_port(0);
     }
     port.endpoints = Arc::new(endpoints);
-    if port.session_affinity != SessionAffinity::None
-        && port.preferences().hash_table_size.is_none()
-    {
+    if port.session_affinity.is_some() && port.preferences().hash_table_size.is_none() {
         // A hash stands for it.
         port = scheduled(port, "random");
     }
@@ -236,9 +234,9 @@ pub fn options(family: Family, choices: u128) -> Options {
             Features::all() - missing.iter().copied().collect::<Features>()
         },
         counted: if choices.below(4) == 3 {
-            Namespaces::All
+            Namespaces::new([Namespaces::ALL.to_owned()])
         } else {
-            Namespaces::None
+            Namespaces::default()
         },
         ..Options::usual(family)
     }

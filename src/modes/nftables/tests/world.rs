@@ -5,7 +5,7 @@ use std::{net::IpAddr, num::NonZeroU32, sync::Arc, time::Duration};
 use net::Family;
 
 use crate::services::{
-    Endpoint, Endpoints, Preferences, ServicePort, SessionAffinity,
+    Endpoint, Endpoints, Preferences, ServicePort,
     service_ports::{self, service_port},
 };
 
@@ -97,7 +97,7 @@ pub fn limited(port: ServicePort, service: u32, client: u32) -> ServicePort {
 pub fn sticky(port: ServicePort, seconds: u64) -> ServicePort {
     let timeout = Duration::from_secs(seconds);
     ServicePort {
-        session_affinity: SessionAffinity::ClientIp { timeout },
+        session_affinity: Some(timeout),
         // A hash stands for it where the kernel has no dynamic maps.
         preferences: Some(Arc::new(with_small_tables())),
         ..port

@@ -41,11 +41,12 @@ pub struct Assignments(Mutex<Known>);
 struct Known {
     affinities: HashMap<ServicePortName, Weak<Affinity>>,
     flows: HashMap<GroupName, Weak<Associations>>,
-    /// Assignments of another process, until the Service to which they belong exists.
-    inherited: HashMap<Subject, Vec<Assignment>>,
-    /// Flows of another process with their sockets, until the Service exists.
-    passed: HashMap<Subject, Vec<(Assignment, PassedFlow)>>,
+    inherited: Inherited,
 }
+
+/// Assignments of another process, and flows with their sockets, until the Service to which they
+/// belong exists.
+type Inherited = HashMap<Subject, Vec<(Assignment, Option<Box<PassedFlow>>)>>;
 
 /// A flow that can continue in another process, and its record.
 pub struct FlowToPass {
@@ -70,10 +71,7 @@ impl Assignments {
             return affinity;
         }
         let fresh = Arc::new(Affinity::new(name.to_string().into(), timeout, limit));
-        if let Some(inherited) = known.inherited.remove(&of_affinity(name)) {
-            let pins = inherited.iter();
-            fresh.inherit(pins.map(|pin| (pin.client.ip(), pin.endpoint, age(pin.last_used))));
-        }
+        give_pins(&mut known.inherited, name, &fresh);
         known
             .affinities
             .insert(name.clone(), Arc::downgrade(&fresh));
@@ -95,13 +93,7 @@ impl Assignments {
     /// Records the UDP flows of a group, and gives it the inherited ones.
     pub fn add_flows(&self, name: &GroupName, flows: &Arc<Associations>) {
         let mut known = self.0.lock();
-        let subject = of_flows(name);
-        for (client, flow) in known.passed.remove(&subject).into_iter().flatten() {
-            flows.inherit_flow(client.of_flow(), flow);
-        }
-        if let Some(inherited) = known.inherited.remove(&subject) {
-            flows.inherit(inherited.iter().map(Assignment::of_flow));
-        }
+        give_flows(&mut known.inherited, name, flows);
         known.flows.insert(name.clone(), Arc::downgrade(flows));
     }
 
@@ -134,7 +126,10 @@ impl Assignments {
         });
         // Inherited assignments of Services that this process does not serve yet.
         let inherited = known.inherited.iter();
-        let inherited = inherited.map(|(subject, all)| (subject.clone(), all.clone()));
+        let inherited = inherited.map(|(subject, all)| {
+            let all = all.iter().map(|(one, _)| *one);
+            (subject.clone(), all.collect())
+        });
         let all = affinities.chain(flows).chain(inherited);
         let records = all.flat_map(|(subject, assigned)| record::encode(&subject, &assigned));
         records.take(MOST_RECORDS).collect()
@@ -149,6 +144,7 @@ impl Assignments {
         for (subject, assignments) in records.filter_map(|record| record::parse(&record)) {
             clients += assignments.len();
             let inherited = known.inherited.entry(subject);
+            let assignments = assignments.into_iter().map(|one| (one, None));
             inherited.or_default().extend(assignments);
         }
         clients
@@ -156,7 +152,9 @@ impl Assignments {
 
     /// Number of inherited flows with sockets that belong to no group yet.
     pub fn passed_flows(&self) -> usize {
-        self.0.lock().passed.values().map(Vec::len).sum()
+        let known = self.0.lock();
+        let inherited = known.inherited.values().flatten();
+        inherited.filter(|(_, flow)| flow.is_some()).count()
     }
 
     /// Flows whose sockets can be passed to another process, except those whose number `is_passed`
@@ -200,9 +198,9 @@ impl Assignments {
             socket: socket.into(),
             is_shared,
         };
-        let passed = &mut self.0.lock().passed;
-        let passed = passed.entry(record.subject).or_default();
-        passed.push((record.assignment, flow));
+        let inherited = &mut self.0.lock().inherited;
+        let inherited = inherited.entry(record.subject).or_default();
+        inherited.push((record.assignment, Some(Box::new(flow))));
     }
 
     /// Gives the existing ServicePorts and groups the clients and flows that arrived after they
@@ -212,37 +210,40 @@ impl Assignments {
         let Known {
             affinities,
             flows,
-            passed,
             inherited,
         } = &mut *known;
-        if passed.is_empty() && inherited.is_empty() {
+        if inherited.is_empty() {
             return;
         }
         for (name, affinity) in affinities {
-            let Some(affinity) = affinity.upgrade() else {
-                continue;
-            };
-            let pins = inherited.remove(&of_affinity(name)).into_iter().flatten();
-            affinity.inherit(pins.map(|pin| (pin.client.ip(), pin.endpoint, age(pin.last_used))));
+            if let Some(affinity) = affinity.upgrade() {
+                give_pins(inherited, name, &affinity);
+            }
         }
         for (name, flows) in flows {
-            let Some(flows) = flows.upgrade() else {
-                continue;
-            };
-            let subject = of_flows(name);
-            let passed = passed.remove(&subject).into_iter().flatten();
-            passed.for_each(|(client, flow)| flows.inherit_flow(client.of_flow(), flow));
-            let clients = inherited.remove(&subject).into_iter().flatten();
-            flows.inherit(clients.map(|client| client.of_flow()));
+            if let Some(flows) = flows.upgrade() {
+                give_flows(inherited, name, &flows);
+            }
         }
     }
 
     /// Drops inherited assignments of Services of `family` that do not exist.
     pub fn drop_inherited(&self, family: Family) {
-        let mut known = self.0.lock();
-        let is_of_another = |subject: &Subject| subject.family != family;
-        known.inherited.retain(|subject, _| is_of_another(subject));
-        known.passed.retain(|subject, _| is_of_another(subject));
+        let inherited = &mut self.0.lock().inherited;
+        inherited.retain(|subject, _| subject.family != family);
+    }
+}
+
+/// Gives a ServicePort its inherited clients.
+fn give_pins(inherited: &mut Inherited, name: &ServicePortName, affinity: &Affinity) {
+    let pins = inherited.remove(&of_affinity(name)).into_iter().flatten();
+    affinity.inherit(pins.map(|(pin, _)| (pin.client.ip(), pin.endpoint, age(pin.last_used))));
+}
+
+/// Gives a group its inherited clients, and their flows.
+fn give_flows(inherited: &mut Inherited, name: &GroupName, flows: &Associations) {
+    for (client, flow) in inherited.remove(&of_flows(name)).into_iter().flatten() {
+        flows.inherit(client.of_flow(), flow.map(|flow| *flow));
     }
 }
 

@@ -13,13 +13,13 @@ use crate::{
 impl Executor {
     /// The handover to and from other processes.
     pub fn handover(&self) -> &Handover {
-        &self.handover
+        &self.shared.options.handover
     }
 
     /// Begins a sync: it acts on the other processes that there are now, and on everything that
     /// they gave. If that makes a difference, everything in the `families` is compared.
     pub fn begin_sync<P>(&mut self, families: &mut PerFamily<FamilyState<P>>) {
-        self.others = self.handover.other_processes();
+        self.others = self.handover().other_processes();
         if self.acted_on.differs(&self.others) {
             for (_, state) in families.iter_mut() {
                 state.invalidate();
@@ -31,7 +31,7 @@ impl Executor {
     /// Records that a sync took effect. A family that was not asked for is synced later.
     pub fn end_sync(&mut self, asked: Asked<'_>) {
         if asked.v4.is_some() && asked.v6.is_some() {
-            self.handover.acted_on(self.others);
+            self.handover().acted_on(self.others);
             self.acted_on = self.others;
             self.reported = self.others;
         }
@@ -40,7 +40,7 @@ impl Executor {
     /// Waits until another process starts or stops taking over from this one, or one that gave way
     /// ends; then a sync of both families is due. Cancel safe.
     pub async fn others_changed(&mut self) {
-        self.reported = self.handover.changed(self.reported).await;
+        self.reported = self.handover().changed(self.reported).await;
     }
 
     /// Returns whether another process serves the addresses from now on.

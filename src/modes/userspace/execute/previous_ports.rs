@@ -2,7 +2,7 @@
 //! service group has the one of its frontends again, and no other group has it before capture is
 //! applied.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use net::{Family, Frontend};
 
@@ -18,19 +18,18 @@ use crate::kernel::socket::bound::BoundAddress;
 /// The ports of earlier processes.
 #[derive(Debug, Default)]
 pub struct PreviousPorts {
-    /// The local port, with the wildcard address, to which the rules of each frontend redirect.
-    ports: HashMap<Frontend, BoundAddress>,
+    /// The local port, with the wildcard address, to which the rules of each frontend redirect;
+    /// `None` if routes captured it.
+    ports: HashMap<Frontend, Option<BoundAddress>>,
+    /// The frontends of each port, unless a group has it again: the kernel would let two groups bind
+    /// it.
     frontends: HashMap<BoundAddress, Vec<Frontend>>,
-    /// Frontends that routes captured, without a local port.
-    routed: HashSet<Frontend>,
-    /// Those that a group has again. The kernel would let two groups bind one of them.
-    had: HashSet<BoundAddress>,
 }
 
 impl PreviousPorts {
     /// Returns whether an earlier process captured `frontend`.
     pub fn captured(&self, frontend: &Frontend) -> bool {
-        self.ports.contains_key(frontend) || self.routed.contains(frontend)
+        self.ports.contains_key(frontend)
     }
 
     /// Returns the local port that an earlier process had for frontends of this group alone, if
@@ -40,16 +39,15 @@ impl PreviousPorts {
         ports: &mut RedirectPorts,
         group: &ListenerSet,
     ) -> Option<RedirectPort> {
-        let led = |frontend| self.ports.get(frontend);
+        let led = |frontend| *self.ports.get(frontend)?;
         let port = group.frontends.iter().find_map(led)?;
         let is_of_group = |one: &Frontend| group.frontends.contains(one);
         let is_called = group.is_called_at(port.address.port());
-        let is_had = self.had.contains(port);
-        if is_had || is_called || !self.frontends.get(port)?.iter().all(is_of_group) {
+        if is_called || !self.frontends.get(&port)?.iter().all(is_of_group) {
             return None;
         }
-        let again = ports.have_again(*port).ok()?;
-        self.had.insert(*port);
+        let again = ports.have_again(port).ok()?;
+        self.frontends.remove(&port);
         Some(again)
     }
 }
@@ -60,7 +58,7 @@ impl Executor {
     pub fn take_previous_ports(&mut self, family: Family, redirects: Vec<(Frontend, u16)>) {
         for (frontend, port) in redirects {
             if port == 0 {
-                self.previous.routed.insert(frontend);
+                self.previous.ports.insert(frontend, None);
                 continue;
             }
             let port = BoundAddress {
@@ -68,7 +66,7 @@ impl Executor {
                 address: (family.unspecified(), port).into(),
             };
             self.ports.keep(port);
-            self.previous.ports.insert(frontend, port);
+            self.previous.ports.insert(frontend, Some(port));
             self.previous
                 .frontends
                 .entry(port)
@@ -81,14 +79,12 @@ impl Executor {
     /// redirected there any more.
     pub fn give_up_previous_ports(&mut self, family: Family) {
         self.previous.ports.retain(|one, _| one.family != family);
-        self.previous.routed.retain(|one| one.family != family);
         let is_of_family = |port: &BoundAddress| Family::of(&port.address.ip()) == family;
         let unused = self
             .previous
             .frontends
             .extract_if(|port, _| is_of_family(port));
         let unused: Vec<BoundAddress> = unused.map(|(port, _)| port).collect();
-        self.previous.had.retain(|port| !is_of_family(port));
         self.give_up(unused);
     }
 }

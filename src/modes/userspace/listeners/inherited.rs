@@ -1,6 +1,6 @@
 //! Sockets that other processes gave, until a service group takes them.
 
-use std::{io, mem, net::SocketAddr, sync::Arc};
+use std::{io, net::SocketAddr, sync::Arc};
 
 use hashbrown::HashMap;
 use net::{Family, Protocol};
@@ -75,13 +75,10 @@ impl InheritedSockets {
 
     /// Returns all sockets of `family`.
     pub fn take_family(&mut self, family: Family) -> Vec<InheritedSocket> {
-        let (taken, rest) = mem::take(&mut self.sockets)
-            .into_iter()
-            .partition(|(bound, _)| Family::of(&bound.address.ip()) == family);
-        self.sockets = rest;
         self.local_ports.retain(|(_, of, _), _| *of != family);
-        let taken: HashMap<BoundAddress, Vec<InheritedSocket>> = taken;
-        taken.into_values().flatten().collect()
+        let is_of_family = |bound: &BoundAddress| Family::of(&bound.address.ip()) == family;
+        let taken = self.sockets.extract_if(|bound, _| is_of_family(bound));
+        taken.flat_map(|(_, sockets)| sockets).collect()
     }
 }
 

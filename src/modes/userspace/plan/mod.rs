@@ -5,7 +5,6 @@ mod preferences;
 
 use std::{
     net::{IpAddr, SocketAddr},
-    num::NonZeroU32,
     sync::Arc,
     time::Duration,
 };
@@ -17,10 +16,7 @@ use net::{Frontend, Protocol};
 pub use self::preferences::{scheduler, unsupported};
 use crate::{
     sched::SchedulerName,
-    services::{
-        Endpoints, ProxyProtocol, Retry, ServicePort, ServicePortName, SessionAffinity,
-        TrafficPolicy,
-    },
+    services::{Endpoints, Preferences, ServicePort, ServicePortName, TrafficPolicy},
 };
 
 /// The addresses of a ServicePort for which a service group exists. Addresses that are treated
@@ -111,26 +107,12 @@ pub struct GroupPlan {
     pub scheduler: SchedulerName,
     /// Timeout of ClientIP affinity; `None` if there is no session affinity.
     pub affinity: Option<Duration>,
-    /// Version of the PROXY protocol header that names the client to endpoints; `None` if no header
-    /// is sent.
-    pub proxy_protocol: Option<ProxyProtocol>,
-    /// Failures after which another endpoint is tried.
-    pub retry: Retry,
-    /// Connection limits that the Service requests.
-    pub limits: AskedLimits,
+    /// What the Service requests beyond the API: the PROXY protocol, what is tried again, and limits
+    /// of connections.
+    pub preferences: Option<Arc<Preferences>>,
     /// The addresses of all endpoints, if connections to one that leaves end with a reset; `None` if
     /// they do not.
     pub present: Option<Arc<HashSet<IpAddr>>>,
-}
-
-/// Maximum numbers of connections that a Service requests (`tripod.proxy/max-connections`,
-/// `tripod.proxy/max-connections-per-client`); `None` if it does not.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct AskedLimits {
-    /// Connections of all clients together.
-    pub service: Option<NonZeroU32>,
-    /// Connections of each client.
-    pub client: Option<NonZeroU32>,
 }
 
 impl GroupPlan {
@@ -224,16 +206,8 @@ fn group(
         keep_flows: Box::default(),
         allowed: candidate.allowed.into(),
         scheduler: scheduler(port, default).unwrap_or_else(|used| used.instead),
-        affinity: match port.session_affinity {
-            SessionAffinity::None => None,
-            SessionAffinity::ClientIp { timeout } => Some(timeout),
-        },
-        proxy_protocol: port.preferences().proxy_protocol,
-        retry: port.preferences().retry.unwrap_or_default(),
-        limits: AskedLimits {
-            service: port.preferences().max_connections,
-            client: port.preferences().max_connections_per_client,
-        },
+        affinity: port.session_affinity,
+        preferences: port.preferences.clone(),
         present: (port.is_resetting() && port.knows_endpoints()).then(|| {
             let all = port.endpoints.all.iter();
             Arc::new(all.map(|endpoint| endpoint.address.ip()).collect())

@@ -70,11 +70,9 @@ pub fn unsupported(port: &ServicePort, default: SchedulerName) -> Vec<Reason> {
         Reason::new(Preferences::DRAIN_TIMEOUT, why)
     });
     let udp = port.name.protocol == Protocol::Udp;
-    let proxy_protocol = preferences.proxy_protocol.filter(|_| udp).map(|version| {
-        let why = format!(
-            "{version} is sent on TCP connections, not on UDP datagrams: nat rules hide the \
-             address to which a datagram was sent"
-        );
+    let proxy_protocol = (preferences.proxy_protocol && udp).then(|| {
+        let why = "v2 is sent on TCP connections, not on UDP datagrams: nat rules hide the address \
+                   to which a datagram was sent";
         Reason::new(Preferences::PROXY_PROTOCOL, why)
     });
     let table_size = Reason::of_hash_table_size(preferences);

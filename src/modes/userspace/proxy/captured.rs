@@ -28,8 +28,6 @@ use crate::services::{Changes, ExternalAddresses, ServiceMap, ServicePortName};
 #[derive(Debug, Default)]
 pub struct Captured {
     owners: RwLock<HashMap<Frontend, GroupName>>,
-    /// Those of them that are ranges of ports.
-    ranges: RwLock<Vec<Frontend>>,
     /// The external and load-balancer IPs among them that are captured only by what lets marked
     /// packets pass.
     passing: RwLock<HashSet<Frontend>>,
@@ -44,18 +42,12 @@ pub struct Captured {
 impl Captured {
     /// Records that connections to `frontend` go to the group `owner`.
     pub fn insert(&self, frontend: Frontend, owner: &GroupName) {
-        let before = self.owners.write().insert(frontend, owner.clone());
-        if before.is_none() && frontend.last_port.is_some() {
-            self.ranges.write().push(frontend);
-        }
+        self.owners.write().insert(frontend, owner.clone());
     }
 
     /// Records that connections to `frontend` no longer come to this process.
     pub fn remove(&self, frontend: &Frontend) {
         self.owners.write().remove(frontend);
-        if frontend.last_port.is_some() {
-            self.ranges.write().retain(|range| range != frontend);
-        }
         self.set_passing(frontend, false);
     }
 
@@ -139,15 +131,8 @@ impl Captured {
                 false => Err(owner.port.clone()),
             };
         }
-        let ranges = self.ranges.read();
-        let mut ranges = ranges.iter();
-        let range = ranges.find(|range| {
-            let is_at = range.address == Some(ip) && range.protocol == protocol;
-            is_at && range.ports().contains(&port)
-        });
         let node_port = owners.get(&Frontend::node_port(protocol, family, port));
-        let node_port = node_port.filter(|_| self.node.read().contains(&ip));
-        match range.and_then(|range| owners.get(range)).or(node_port) {
+        match node_port.filter(|_| self.node.read().contains(&ip)) {
             Some(owner) => Err(owner.port.clone()),
             None => match self.translated.read().owner(&frontend) {
                 Some(owner) => Err(owner.clone()),

@@ -17,7 +17,7 @@ use arc_swap::ArcSwap;
 use ipnet::IpNet;
 
 use super::{
-    super::plan::{AskedLimits, GroupPlan, Target},
+    super::plan::{GroupPlan, Target},
     affinity::Affinity,
     backends::{Backends, Loads, Tried, real_server},
     cluster_local::ClusterLocal,
@@ -28,7 +28,7 @@ use super::{
 use crate::{
     log_once::LoggedFlag,
     sched::{Flow, Load, RealServer, Seed},
-    services::{ProxyProtocol, Retry},
+    services::Preferences,
 };
 
 /// Destination of a service group's traffic. Immutable; a change swaps in a new one.
@@ -49,13 +49,8 @@ pub struct Routing {
     pub affinity: Option<Arc<Affinity>>,
     /// Networks of peers that may call; empty if everyone may.
     pub allowed: Box<[IpNet]>,
-    /// Version of the PROXY protocol header with which TCP connections to endpoints start; `None`
-    /// if no header is sent.
-    pub proxy_protocol: Option<ProxyProtocol>,
-    /// Failures after which another endpoint is tried.
-    pub retry: Retry,
-    /// Connection limits that the Service requests.
-    pub limits: AskedLimits,
+    /// What the Service requests beyond the API.
+    preferences: Option<Arc<Preferences>>,
     /// The endpoints whose connections do not end with a reset; `None` if none do.
     pub present: Option<Arc<Present>>,
 }
@@ -89,9 +84,7 @@ impl Routing {
             left: Box::default(),
             affinity,
             allowed: plan.allowed.clone(),
-            proxy_protocol: plan.proxy_protocol,
-            retry: plan.retry,
-            limits: plan.limits,
+            preferences: plan.preferences.clone(),
             present: plan.present.as_ref().map(|addresses| {
                 Present::of(addresses, before.and_then(|before| before.present.as_ref()))
             }),
@@ -132,9 +125,7 @@ impl Routing {
         cluster_local
             && affine
             && self.allowed == plan.allowed
-            && self.proxy_protocol == plan.proxy_protocol
-            && self.retry == plan.retry
-            && self.limits == plan.limits
+            && self.preferences == plan.preferences
             && match (&self.present, &plan.present) {
                 (Some(present), Some(addresses)) => present.is_of(addresses),
                 (None, None) => true,
@@ -146,6 +137,11 @@ impl Routing {
                 .map(|server| &server.address)
                 .eq(&plan.keep_flows)
             && self.backends.is_of(plan.scheduler, &plan.targets)
+    }
+
+    /// What the Service requests beyond the API.
+    pub fn preferences(&self) -> &Preferences {
+        Preferences::given(&self.preferences)
     }
 
     fn backends_for(&self, flow: &Flow, clients: &ClusterLocal) -> &Backends {
@@ -272,7 +268,7 @@ impl ServiceGroup {
 
     /// The limits of its Service; `given` ones apply if the Service requests none.
     pub fn limits(&self, given: ConnectionLimits) -> ConnectionLimits {
-        given.of_service(self.routing.load().limits)
+        given.of_service(self.routing.load().preferences())
     }
 
     /// Returns whether source ranges allow the client of `flow`.

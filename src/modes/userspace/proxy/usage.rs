@@ -19,8 +19,12 @@ use net::{Protocol, address};
 use parking_lot::Mutex;
 use prometheus::IntGauge;
 
-use super::{super::plan::AskedLimits, cluster_local::ClusterLocal};
-use crate::{log_once::LoggedFlag, sched::Flow, services::ServiceName};
+use super::cluster_local::ClusterLocal;
+use crate::{
+    log_once::LoggedFlag,
+    sched::Flow,
+    services::{Preferences, ServiceName},
+};
 
 /// A Service may have this many times the free units.
 const OF_FREE: usize = 3;
@@ -84,10 +88,10 @@ impl ConnectionLimits {
     }
 
     /// These limits, overridden by those that a Service requests.
-    pub fn of_service(self, asked: AskedLimits) -> ConnectionLimits {
+    pub fn of_service(self, asked: &Preferences) -> ConnectionLimits {
         ConnectionLimits {
-            service: asked.service.or(self.service),
-            client: asked.client.or(self.client),
+            service: asked.max_connections.or(self.service),
+            client: asked.max_connections_per_client.or(self.client),
             ..self
         }
     }

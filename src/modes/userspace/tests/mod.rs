@@ -28,7 +28,7 @@ use crate::{
     kernel::socket::{listening::Bind, local_ports::LocalPorts},
     node::NodePorts,
     sched::SchedulerName,
-    services::Retry,
+    services::{Preferences, Retry},
 };
 
 /// Longer than anything here takes unless it hangs.
@@ -157,6 +157,14 @@ fn shared_with(rings: Rings, node: &str, udp_timeout: Duration) -> Arc<Shared> {
     };
     let counters = Counters::register(&prometheus::Registry::new()).unwrap();
     Shared::with(options, counters, None, LocalPorts::with_most(UDP_PORTS))
+}
+
+/// Requests that failures are `retry`ed.
+fn retrying(retry: Retry) -> Option<Arc<Preferences>> {
+    Some(Arc::new(Preferences {
+        retry: Some(retry),
+        ..Preferences::default()
+    }))
 }
 
 fn plan(protocol: Protocol, targets: &[SocketAddr]) -> GroupPlan {

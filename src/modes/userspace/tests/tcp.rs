@@ -358,7 +358,7 @@ fn the_service_decides_what_is_tried_again() {
         let mut plan = plan(Protocol::Tcp, &[first, backend(echo)]);
         plan.targets[0].weight = 1_000;
         plan.scheduler = SchedulerName::Sed;
-        plan.retry = retry;
+        plan.preferences = retrying(retry);
         proxy.listeners.reroute(&plan, None);
         let mut client = proxy.connect();
         let sent = client.write_all(b"once");

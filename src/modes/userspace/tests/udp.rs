@@ -7,7 +7,7 @@ use prometheus::IntCounter;
 use super::{
     super::proxy::{
         affinity::Affinity,
-        udp::{Association, Exchange, PassedFlow, Reader},
+        udp::{Association, Exchange, PassedFlow},
     },
     *,
 };
@@ -113,7 +113,7 @@ fn a_datagram_is_not_sent_twice_against_the_services_will() {
     );
     plan.targets[0].weight = 1_000;
     plan.scheduler = SchedulerName::Sed;
-    plan.retry = Retry::Connect;
+    plan.preferences = retrying(Retry::Connect);
     proxy.listeners.reroute(&plan, None);
     let client = proxy.udp_client();
     client.send(b"lost").unwrap();
@@ -189,7 +189,7 @@ fn clients_of_an_endpoint_that_takes_no_new_ones_go_on_while_it_serves() {
     let inherited = next.udp_client();
     let key = (inherited.local_addr().unwrap(), [127, 0, 0, 1].into());
     let associations = next.listeners.associations().expect("it is UDP");
-    associations.inherit([(key, a, Duration::ZERO)].into_iter());
+    associations.inherit((key, a, Duration::ZERO), None);
     assert_eq!(ask(&inherited, b"?"), b"a");
     assert_eq!(ask(&next.udp_client(), b"?"), b"b");
 
@@ -241,7 +241,7 @@ fn pass_on(passed: &Association, next: &Proxy, client: &UdpSocket, endpoint: Soc
     };
     let key = (client.local_addr().unwrap(), [127, 0, 0, 1].into());
     let associations = next.listeners.associations().expect("it is UDP");
-    associations.inherit_flow((key, endpoint, Duration::ZERO), flow);
+    associations.inherit((key, endpoint, Duration::ZERO), Some(flow));
 }
 
 #[test]
@@ -281,7 +281,7 @@ fn a_flow_that_another_process_passed_on_keeps_its_socket() {
     inherit(&client, backend);
     // Two flows to one endpoint cannot have the same port.
     inherit(&other, backend);
-    passed.leave_answers(Reader::Successor);
+    passed.leave_answers(true);
     for _ in 0..100 {
         assert_eq!(ask(&client, b"?"), asked, "and the old process takes none");
     }

@@ -7,8 +7,8 @@ use testing::cases;
 
 use super::*;
 use crate::services::{
-    Created, Hints, Identity, Port, Preferences, Serving, SessionAffinity, SliceEndpoint,
-    SlicePort, TrafficPolicy, Trigger,
+    Created, Hints, Identity, Port, Preferences, Serving, SliceEndpoint, SlicePort, TrafficPolicy,
+    Trigger,
 };
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
@@ -105,11 +105,7 @@ fn any_service() -> impl Strategy<Value = Event> {
                 external_ips: parse(outside.clone()),
                 load_balancer_ips: parse(outside),
                 load_balancer_source_ranges: [].into(),
-                session_affinity: if affinity {
-                    SessionAffinity::ClientIp { timeout }
-                } else {
-                    SessionAffinity::None
-                },
+                session_affinity: affinity.then_some(timeout),
                 internal_traffic_policy: policy(internal),
                 external_traffic_policy: policy(external),
                 health_check_node_port: None,
@@ -309,7 +305,8 @@ fn ranges_are_of_the_first_at_an_address(tracker: &Tracker) -> Result<(), TestCa
     };
     let rank = |port: &ServicePort, ip| {
         let service = &port.name.service;
-        let created = tracker.service(service).map(|service| service.created);
+        let created = tracker.services[service].service.as_ref();
+        let created = created.map(|service| service.created);
         (class(port, ip), created, service.clone())
     };
     for range in tracker.map().iter().filter(|port| port.is_range()) {

@@ -36,7 +36,7 @@ fn a_file_that_goes_away_stays_in_force_until_it_is_back() {
         let mut next = async || {
             let batch = timeout(Duration::from_secs(20), batches.recv()).await;
             let batch = batch.expect("a batch within 20 s").expect("the task lives");
-            batch.events.len()
+            batch.len()
         };
         assert_eq!(next().await, 1, "all of the file");
         fs::remove_file(&path).expect("remove");

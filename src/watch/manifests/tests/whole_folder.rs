@@ -22,7 +22,7 @@ fn nothing_is_said_before_the_folder_can_be_read() {
         fs::rename(&made, &dir).expect("rename");
         let first = timeout(Duration::from_secs(20), batches.recv()).await;
         let first = first.expect("a batch within 20 s").expect("the task lives");
-        assert_eq!(first.events.len(), 1, "all that is in the folder");
+        assert_eq!(first.len(), 1, "all that is in the folder");
     });
 }
 

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     modes::iptables::plan::{Options, plan},
-    services::{ServicePort, SessionAffinity},
+    services::ServicePort,
 };
 
 fn weighted(weights: &[u16]) -> ServicePort {
@@ -32,9 +32,7 @@ fn weighted(weights: &[u16]) -> ServicePort {
 
 fn sticky(port: ServicePort) -> ServicePort {
     ServicePort {
-        session_affinity: SessionAffinity::ClientIp {
-            timeout: Duration::from_secs(60),
-        },
+        session_affinity: Some(Duration::from_secs(60)),
         ..port
     }
 }

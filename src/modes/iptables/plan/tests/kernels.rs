@@ -12,13 +12,11 @@ use crate::{
         plan::{DetectLocal, Dispatch, Options},
         render::write_rules,
     },
-    services::{ServiceMap, ServicePort, SessionAffinity, TrafficPolicy},
+    services::{ServiceMap, ServicePort, TrafficPolicy},
 };
 
 fn ports() -> ServiceMap {
-    let sticky = SessionAffinity::ClientIp {
-        timeout: Duration::from_secs(60),
-    };
+    let sticky = Some(Duration::from_secs(60));
     let four = [
         ServicePort {
             endpoints: endpoints(&[("10.244.0.6:80", true, 1), ("10.244.1.7:80", false, 2)]),

@@ -60,9 +60,7 @@ fn any_options() -> impl Strategy<Value = Options> {
 
 fn busy() -> ServicePort {
     ServicePort {
-        session_affinity: crate::services::SessionAffinity::ClientIp {
-            timeout: std::time::Duration::from_secs(10800),
-        },
+        session_affinity: Some(std::time::Duration::from_secs(10800)),
         load_balancer_source_ranges: [net("192.0.2.0/24")].into(),
         health_check_node_port: Some(31_000),
         external_traffic_policy: TrafficPolicy::Local,

@@ -34,10 +34,7 @@ pub fn installed(socket: &mut Socket, family: Family) -> Result<Vec<Object>, Err
 
 /// Why this node does not have `family`; `None` if it does, or if that is not known.
 pub fn why_unavailable(family: Family) -> Option<String> {
-    let domain = match family {
-        Family::V4 => Domain::IPV4,
-        Family::V6 => Domain::IPV6,
-    };
+    let domain = Domain::for_address((family.unspecified(), 0).into());
     let opened = socket2::Socket::new(domain, Type::DGRAM, None);
     if opened.is_err_and(|error| error.raw_os_error() == Some(Errno::EAFNOSUPPORT as i32)) {
         return Some(format!("this kernel has no {family}"));

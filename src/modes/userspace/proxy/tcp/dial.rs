@@ -7,10 +7,10 @@ use net::Family;
 use socket2::Socket;
 use tokio::time::{Instant, timeout};
 
-use super::super::{backends::Tried, descriptors, dials::Dial, ticket::Ticket, transparent};
+use super::super::{backends::Tried, descriptors, dials::Dial, ticket::Ticket};
 use crate::{
     family_metrics::observe,
-    kernel::socket::stream::Stream,
+    kernel::socket::{bind_transparent, stream::Stream},
     sched::{Flow, RealServer},
     services::Retry,
 };
@@ -279,7 +279,7 @@ impl<'a> Search<'a> {
     ) -> io::Result<Stream> {
         let prepare = |socket: &Socket| {
             mark.map_or(Ok(()), |mark| socket.set_mark(mark))?;
-            shown.map_or(Ok(()), |client| transparent::bind(socket, client))
+            shown.map_or(Ok(()), |client| bind_transparent(socket, client))
         };
         let connect = async || {
             let connected = timeout(patience, Stream::connect(endpoint, prepare)).await;

@@ -39,7 +39,7 @@ use crate::{
         stream::{self, Stream},
     },
     sched::Flow,
-    services::{ProxyProtocol, Retry},
+    services::Retry,
 };
 
 /// Number of connections that one listener may accept before others get a turn.
@@ -176,14 +176,16 @@ async fn connection(ticket: &mut Ticket, client: &mut Stream, flow: &Flow) {
         return;
     }
     let routing = ticket.group.routing();
-    let retry = routing.retry;
-    let header = match routing.proxy_protocol {
-        None => Vec::new(),
-        Some(ProxyProtocol::V2) => match proxy_protocol::called(client) {
+    let asked = routing.preferences();
+    let retry = asked.retry.unwrap_or_default();
+    let header = if asked.proxy_protocol {
+        match proxy_protocol::called(client) {
             Ok(called) => proxy_protocol::header(flow.client, called),
             // The client is gone already.
             Err(_) => return,
-        },
+        }
+    } else {
+        Vec::new()
     };
     drop(routing);
     let mut first = FirstFlight::default();

@@ -28,7 +28,7 @@ use socket2::Socket;
 
 use self::{paths::Paths, unanswered::Unanswered};
 use super::cluster_local::ClusterLocal;
-use crate::sched::Flow;
+use crate::{kernel::socket::bind_transparent, sched::Flow};
 
 /// Decides for the data path which endpoints see the client's address.
 #[derive(Debug)]
@@ -111,7 +111,7 @@ impl Transparent {
             all: Arc::clone(self),
             ends,
         };
-        bind(socket, client)?;
+        bind_transparent(socket, client)?;
         Ok(bound)
     }
 
@@ -149,20 +149,6 @@ impl Drop for Bound {
     fn drop(&mut self) {
         self.all.bound.lock().remove(&self.ends);
     }
-}
-
-/// Binds `socket` to the address of a client. Others may be bound to it as well: one client port
-/// may communicate with many endpoints.
-///
-/// # Errors
-/// Errors of setsockopt(2) and bind(2).
-pub fn bind(socket: &Socket, client: SocketAddr) -> io::Result<()> {
-    match client {
-        SocketAddr::V4(_) => socket.set_ip_transparent_v4(true)?,
-        SocketAddr::V6(_) => socket.set_ip_transparent_v6(true)?,
-    }
-    socket.set_reuse_address(true)?;
-    socket.bind(&client.into())
 }
 
 /// Returns whether an address is only valid on one link.

@@ -8,10 +8,7 @@
 //!   client ── node, which the endpoint shares                   no: what is sent here is not routed in
 //! ```
 
-use std::{
-    net::IpAddr,
-    time::{Duration, Instant},
-};
+use std::net::IpAddr;
 
 use hashbrown::HashMap;
 use net::Family;
@@ -19,11 +16,6 @@ use netlink::{
     Socket, links,
     next_hop::{self, NextHop},
 };
-
-/// How long an answer of the kernel is used.
-const FRESH: Duration = Duration::from_secs(1);
-/// Maximum number of addresses whose path is remembered.
-const MOST: usize = 4096;
 
 /// Kinds of links that lead to pods of this node.
 const OF_PODS: [&str; 3] = ["veth", "bridge", "netkit"];
@@ -47,18 +39,10 @@ pub fn answers_pass_here(client: Path, endpoint: Path, is_pod: bool) -> bool {
     }
 }
 
-/// The kernel's answer about the path to an address.
-#[derive(Debug)]
-struct Known {
-    path: Option<Path>,
-    at: Instant,
-}
-
 /// Paths to addresses, as reported by the kernel.
 #[derive(Debug)]
 pub struct Paths {
     socket: Socket,
-    known: HashMap<IpAddr, Known>,
     /// Whether links, by index, lead to pods. Cleared when routes are read again.
     of_pods: HashMap<(Family, u32), bool>,
 }
@@ -68,7 +52,6 @@ impl Paths {
     pub fn new(socket: Socket) -> Self {
         Paths {
             socket,
-            known: HashMap::new(),
             of_pods: HashMap::new(),
         }
     }
@@ -82,23 +65,6 @@ impl Paths {
     }
 
     fn path(&mut self, address: IpAddr) -> Option<Path> {
-        if let Some(known) = self.known.get(&address)
-            && known.at.elapsed() < FRESH
-        {
-            return known.path;
-        }
-        let path = self.ask(address);
-        if self.known.len() >= MOST {
-            self.known.retain(|_, known| known.at.elapsed() < FRESH);
-        }
-        if self.known.len() < MOST {
-            let at = Instant::now();
-            self.known.insert(address, Known { path, at });
-        }
-        path
-    }
-
-    fn ask(&mut self, address: IpAddr) -> Option<Path> {
         let hop = next_hop::to(&mut self.socket, &address).ok()??;
         let pods = match hop.link() {
             Some(link) => self.is_of_pods(Family::of(&address), link)?,

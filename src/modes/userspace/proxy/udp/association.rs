@@ -18,7 +18,7 @@ use net::Protocol;
 use parking_lot::Mutex;
 use tokio::{net::UdpSocket, time::Instant};
 
-pub use self::inherited::{Exchange, PassedFlow, Reader};
+pub use self::inherited::{Exchange, PassedFlow};
 use self::{
     inherited::{Inherited, InheritedClients},
     search::Begun,
@@ -255,7 +255,8 @@ impl Associations {
         self.group.failed(endpoint);
         self.shared.counters.dial_failures.inc();
         self.remember(old.key, endpoint, Err(&"it refused a datagram"));
-        let again = self.group.routing().retry == Retry::FirstFlight;
+        let retry = self.group.routing().preferences().retry;
+        let again = retry.unwrap_or_default() == Retry::FirstFlight;
         if !self.remove(old) || !again {
             return;
         }

@@ -28,7 +28,7 @@ use tokio::{
 
 use self::backlog::Backlog;
 pub use self::{
-    association::{Association, Associations, Exchange, PassedFlow, Reader},
+    association::{Association, Associations, Exchange, PassedFlow},
     flows::Flows,
 };
 use super::{Shared, descriptors::Descriptors, listener, transparent::Bound};

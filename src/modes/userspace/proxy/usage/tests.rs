@@ -27,15 +27,17 @@ fn a_word_names_limits() {
     for word in ["0", "-1", "", "many"] {
         assert!(most(word).is_err(), "{word:?}");
     }
-    let asked = AskedLimits {
-        service: NonZeroU32::new(7),
-        client: NonZeroU32::new(3),
+    let asked = Preferences {
+        max_connections: NonZeroU32::new(7),
+        max_connections_per_client: NonZeroU32::new(3),
+        ..Preferences::default()
     };
     let named = ConnectionLimits::per_client("100")
         .expect("limits")
-        .of_service(asked);
-    assert_eq!((named.service, named.client), (asked.service, asked.client));
-    assert_eq!(named.of_service(AskedLimits::default()), named);
+        .of_service(&asked);
+    let limits = (named.service, named.client);
+    assert_eq!(limits, (NonZeroU32::new(7), NonZeroU32::new(3)));
+    assert_eq!(named.of_service(&Preferences::default()), named);
 }
 
 #[test]

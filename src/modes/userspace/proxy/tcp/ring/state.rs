@@ -3,6 +3,7 @@
 use std::{collections::VecDeque, io, mem, os::fd::AsFd};
 
 use nix::errno::Errno;
+use slab::Slab;
 
 use super::{
     super::messages,
@@ -26,8 +27,7 @@ const LAST_ROUNDS: usize = 100;
 pub struct State {
     /// The ring, which this worker alone uses.
     pub ring: Ring,
-    connections: Vec<Option<Connection>>,
-    free: Vec<usize>,
+    connections: Slab<Connection>,
     /// Connections with a request that could not be cancelled yet.
     unsettled: Vec<usize>,
     /// Directions that do not receive because there are no buffers.
@@ -39,8 +39,7 @@ impl State {
     pub fn new(ring: Ring) -> State {
         State {
             ring,
-            connections: Vec::new(),
-            free: Vec::new(),
+            connections: Slab::new(),
             unsettled: Vec::new(),
             starved: VecDeque::new(),
         }
@@ -48,11 +47,7 @@ impl State {
 
     /// Moves a connection from now on. Returns its number.
     pub fn begin(&mut self, connection: Connection) -> usize {
-        let number = self.free.pop().unwrap_or_else(|| {
-            self.connections.push(None);
-            self.connections.len() - 1
-        });
-        self.connections[number] = Some(connection);
+        let number = self.connections.insert(connection);
         self.receive(number, Request::ReceiveOut);
         self.receive(number, Request::ReceiveBack);
         self.settle(number);
@@ -113,12 +108,12 @@ impl State {
 
     /// Returns whether the ring moves any connection.
     pub fn is_used(&self) -> bool {
-        self.free.len() < self.connections.len()
+        !self.connections.is_empty()
     }
 
     fn completed(&mut self, completion: Completion) {
         let request = Request::of(completion.token);
-        let connection = request.and_then(|(_, number)| self.connections.get_mut(number)?.as_mut());
+        let connection = request.and_then(|(_, number)| self.connections.get_mut(number));
         let (Some((request, number)), Some(connection)) = (request, connection) else {
             debug_assert!(false, "a completion of no request: {completion:?}");
             return;
@@ -305,14 +300,13 @@ impl State {
 
     /// Removes a connection, and returns its remaining state.
     pub fn take(&mut self, number: usize) -> Option<Remainder> {
-        let connection = self.connections.get_mut(number)?.take()?;
-        self.free.push(number);
+        let connection = self.connections.try_remove(number)?;
         Some(connection.into_remainder(&mut self.ring))
     }
 
     /// The connection with this number, and the ring.
     pub fn connection(&mut self, number: usize) -> Option<(&mut Connection, &mut Ring)> {
-        let connection = self.connections.get_mut(number)?.as_mut()?;
+        let connection = self.connections.get_mut(number)?;
         Some((connection, &mut self.ring))
     }
 }

@@ -119,44 +119,27 @@ impl InheritedClients {
 }
 
 impl Associations {
-    /// Keeps clients on their endpoints, as returned by [`Associations::assigned`] of another
-    /// process.
-    pub fn inherit(&self, clients: impl Iterator<Item = (Key, SocketAddr, Duration)>) {
-        for (key, endpoint, idle) in clients {
-            self.add_inherited(key, endpoint, idle, None);
-        }
-    }
-
-    /// Continues a client's flow with the socket that another process passed on: at once when this
-    /// process listens on the address that receives its datagrams, or with its next datagram.
-    pub fn inherit_flow(
+    /// Keeps a client on its endpoint, as returned by [`Associations::assigned`] of another process.
+    /// A `flow` that this process passed on continues with its socket: at once when this process
+    /// listens on the address that receives the client's datagrams, or with the next datagram.
+    pub fn inherit(
         &self,
         (key, endpoint, idle): (Key, SocketAddr, Duration),
-        flow: PassedFlow,
-    ) {
-        let lease = self.shared.udp.ports.adopt(&flow.socket, endpoint);
-        let descriptor = self.shared.descriptors.try_take(1);
-        let passed = lease.zip(descriptor).map(|(lease, descriptor)| Passed {
-            flow,
-            lease,
-            idle,
-            since: Instant::now(),
-            _descriptor: descriptor,
-        });
-        self.add_inherited(key, endpoint, idle, passed);
-    }
-
-    fn add_inherited(
-        &self,
-        key: Key,
-        endpoint: SocketAddr,
-        idle: Duration,
-        passed: Option<Passed>,
+        flow: Option<PassedFlow>,
     ) {
         let timeout = self.shared.options.udp_timeout;
         if idle >= timeout {
             return;
         }
+        let passed = flow.and_then(|flow| {
+            Some(Passed {
+                lease: self.shared.udp.ports.adopt(&flow.socket, endpoint)?,
+                flow,
+                idle,
+                since: Instant::now(),
+                _descriptor: self.shared.descriptors.try_take(1)?,
+            })
+        });
         let mut inherited = self.inherited.lock();
         inherited.until = Some(Instant::now() + timeout);
         let has_socket = passed.is_some();
@@ -268,8 +251,8 @@ impl Association {
     }
 
     /// Leaves the answers to another process, or takes them back.
-    pub fn leave_answers(&self, to: Reader) {
-        self.is_left.store(to == Reader::Successor, Relaxed);
+    pub fn leave_answers(&self, to_another: bool) {
+        self.is_left.store(to_another, Relaxed);
         self.place.activity().wake();
     }
 }
@@ -278,13 +261,4 @@ impl AsFd for Association {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.backend.as_fd()
     }
-}
-
-/// The process that reads the answers of a flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reader {
-    /// This process, as before it gave way.
-    ThisProcess,
-    /// The process that takes over.
-    Successor,
 }
