@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use super::gap::start_holder;
+use super::gap::{start_beside, start_holder};
 use super::{SOON, comes_to_fail, comes_to_reach};
 use crate::lab::{Lab, Service, Tripod, ask, ask_within, eventually, figure, get, say, tcp};
 
@@ -20,6 +20,7 @@ on_each_capture!(
     a_flood_of_one_service_leaves_the_others_alone,
     more_services_than_descriptors_leave_some_to_connections,
     a_service_of_thousands_of_ports_leaves_others_theirs,
+    a_process_that_gives_way_takes_no_more_descriptors,
     sockets_of_a_killed_process_count_once,
 );
 
@@ -158,13 +159,8 @@ fn more_services_than_descriptors_leave_some_to_connections(lab: &mut Lab) {
     assert!((1..=in_force).contains(&tcp), "{tcp} of {in_force}");
 }
 
-/// One Service asks for more than there is. Its namespace sorts first.
-fn a_service_of_thousands_of_ports_leaves_others_theirs(lab: &mut Lab) {
-    const LIMIT: usize = 1_024;
-    lab.add_backends(&["a"]);
-    let service = |number: u8| Service::new(&format!("web-{number}"), number);
-    let services: Vec<_> = (10..30).map(service).collect();
-    services.iter().for_each(|one| lab.publish(one, &["a"]));
+/// Publishes a Service with more ports than there are descriptors. Its namespace sorts first.
+fn publish_huge(lab: &Lab) {
     let ports = (1..=2_000).map(|port| json!({"name": format!("p{port}"), "port": port}));
     let huge = json!({
         "apiVersion": "v1", "kind": "Service",
@@ -172,27 +168,59 @@ fn a_service_of_thousands_of_ports_leaves_others_theirs(lab: &mut Lab) {
         "spec": {"clusterIP": "10.96.9.9", "ports": ports.collect::<Vec<_>>()},
     });
     lab.write("huge.json", &huge.to_string());
-    let are_served = |services: &[Service]| {
-        for to in services.iter().flat_map(Service::cluster) {
-            comes_to_reach("a Service next to it", &["a"], || ask(&lab.client, to));
-        }
-    };
+}
+
+fn are_served(lab: &Lab, services: &[Service]) {
+    for to in services.iter().flat_map(Service::cluster) {
+        comes_to_reach("a Service next to it", &["a"], || ask(&lab.client, to));
+    }
+}
+
+fn a_service_of_thousands_of_ports_leaves_others_theirs(lab: &mut Lab) {
+    const LIMIT: usize = 1_024;
+    lab.add_backends(&["a"]);
+    let service = |number: u8| Service::new(&format!("web-{number}"), number);
+    let services: Vec<_> = (10..30).map(service).collect();
+    services.iter().for_each(|one| lab.publish(one, &["a"]));
+    publish_huge(lab);
     let start = |services: &[Service]| {
         let tripod = Tripod::start_with_descriptors(lab, LIMIT, &[]);
         tripod.logs_once(&["INFO serving"]);
         tripod.logs_once(&["aaa/huge", "more ServicePorts are not applied", "ulimit"]);
         assert_eq!(tripod.logged(&["ERROR"]), 1);
-        are_served(services);
+        are_served(lab, services);
         tripod
     };
     let mut tripod = start(&services);
     let later = [service(40)];
     lab.publish(&later[0], &["a"]);
-    are_served(&later);
+    are_served(lab, &later);
     assert_eq!(tripod.logged(&["ERROR"]), 1);
     tripod.kill();
     let all: Vec<_> = services.into_iter().chain(later).collect();
     start(&all);
+}
+
+/// Otherwise nothing would be left for other Services when it serves again.
+fn a_process_that_gives_way_takes_no_more_descriptors(lab: &mut Lab) {
+    const LIMIT: usize = 1_024;
+    lab.add_backends(&["a"]);
+    let [before, later] = [10, 11].map(|n| Service::new(&format!("web-{n}"), n));
+    lab.publish(&before, &["a"]);
+    publish_huge(lab);
+    let old = Tripod::start_with_descriptors(lab, LIMIT, &[]);
+    old.logs_once(&["INFO serving"]);
+    let failed = || old.metric(&lab.node, "tripod_service_ports_failed");
+    let (failed_before, open) = (failed(), old.descriptors());
+    let mut new = start_beside(lab, 1, 1);
+    let more = old.descriptors().saturating_sub(open);
+    assert!(more < 16, "{more} more descriptors are open");
+    new.kill();
+    are_served(lab, &[before]);
+    lab.publish(&later, &["a"]);
+    are_served(lab, &[later]);
+    assert_eq!(failed(), failed_before);
+    assert_eq!(old.logged(&["applied again"]), 0);
 }
 
 /// The listeners of all Services take more than half of the descriptors, and the next process gets

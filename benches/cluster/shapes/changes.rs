@@ -42,9 +42,9 @@ const STORM: Duration = Duration::from_secs(10);
 /// Numbers of changes of the storm follow those of single changes.
 const FIRST_OF_STORM: u32 = 1000;
 
-/// Measures in the namespace of this thread.
-pub fn measure(mode: &Mode, shape: Shape, row: &mut Row) {
-    let ApiServer { server, tcp, .. } = &ApiServer::open("shapes");
+/// Measures in the namespace of this thread, with a server that has no objects yet.
+pub fn measure(mode: &Mode, shape: Shape, api_server: &ApiServer, row: &mut Row) {
+    let ApiServer { server, tcp, .. } = api_server;
     server.change(|cluster| {
         called()
             .into_iter()

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use nix::sys::resource::{Resource, setrlimit};
 
-use crate::{guest::GUEST, modes::Mode, node::in_namespace, prepare};
+use crate::{ApiServer, guest::GUEST, modes::Mode, node::in_namespace, prepare};
 
 use self::{folder::Folder, row::Row};
 pub use self::{
@@ -50,11 +50,14 @@ pub fn measure(mode: &'static Mode, shape: Shape) {
     let _ = setrlimit(Resource::RLIMIT_NOFILE, FILES, FILES);
     let done = in_namespace(move || {
         prepare(mode);
+        // Before any process: rules that an ended one leaves refuse connections to its local ports, of
+        // which the server could get one.
+        let api_server = ApiServer::open("shapes");
         let mut row = Row::new(mode.name, shape);
         let folder = Folder::of(mode.name, shape);
         if starts::measure(mode, shape, &folder, &mut row) {
             drop(folder);
-            changes::measure(mode, shape, &mut row);
+            changes::measure(mode, shape, &api_server, &mut row);
         }
     });
     if done.join().is_err() {

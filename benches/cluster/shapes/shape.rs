@@ -21,6 +21,9 @@ pub const SHAPES: [&str; 5] = [
 /// Endpoints of one slice, as the controller of Kubernetes makes them.
 const IN_SLICE: u32 = 100;
 const NAMESPACE: &str = "shapes";
+/// The namespace of the Services that are called: if there are not enough open files or local ports
+/// for all Services, each namespace gets a share.
+const CALLED_NAMESPACE: &str = "called";
 
 /// A number of alike Services, written like `44125x2`, `1000x1-1000ports` or `20000x10-dual`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +80,7 @@ impl Shape {
             ips.push(Ipv6Addr::from(u128::from(SERVICES_V6) + u128::from(number)).to_string());
             families.push("IPv6");
         }
-        service(&name(number), &ips, &families, self.ports)
+        service(NAMESPACE, &name(number), &ips, &families, self.ports)
     }
 
     fn slices(self, number: u32) -> impl Iterator<Item = Value> {
@@ -100,7 +103,9 @@ impl Shape {
         let addresses = own.chain(more.map(|more| more.to_string()));
         let family = if is_v6 { "IPv6" } else { "IPv4" };
         let slice_name = format!("{}-{}-{part}", name(number), family.to_lowercase());
-        slice(&slice_name, &name(number), family, addresses, self.ports)
+        let service = name(number);
+        let ports = self.ports;
+        slice(NAMESPACE, &slice_name, &service, family, addresses, ports)
     }
 
     /// The first slice of a Service with one endpoint more than it has at first. Each `turn`
@@ -158,13 +163,15 @@ impl Called {
     }
 
     pub fn service(self) -> Value {
-        service(self.name(), &[self.address().to_string()], &["IPv4"], 1)
+        let ips = [self.address().to_string()];
+        service(CALLED_NAMESPACE, self.name(), &ips, &["IPv4"], 1)
     }
 
     /// Its slice with one endpoint.
     pub fn slice(self, backend: Ipv4Addr) -> Value {
         let addresses = std::iter::once(backend.to_string());
-        slice(self.name(), self.name(), "IPv4", addresses, 1)
+        let name = self.name();
+        slice(CALLED_NAMESPACE, name, name, "IPv4", addresses, 1)
     }
 }
 
@@ -172,14 +179,14 @@ fn ports(count: u16) -> impl Iterator<Item = (String, u16)> {
     (0..count).map(|number| (format!("port-{number}"), 80 + number))
 }
 
-fn service(name: &str, ips: &[String], families: &[&str], count: u16) -> Value {
+fn service(namespace: &str, name: &str, ips: &[String], families: &[&str], count: u16) -> Value {
     let ports = ports(count).map(
         |(name, port)| json!({"name": name, "port": port, "protocol": "TCP", "targetPort": 8080}),
     );
     json!({
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": name, "namespace": NAMESPACE},
+        "metadata": {"name": name, "namespace": namespace},
         "spec": {
             "type": "ClusterIP",
             "clusterIP": ips[0],
@@ -193,6 +200,7 @@ fn service(name: &str, ips: &[String], families: &[&str], count: u16) -> Value {
 }
 
 fn slice(
+    namespace: &str,
     name: &str,
     service: &str,
     family: &str,
@@ -209,7 +217,7 @@ fn slice(
         "kind": "EndpointSlice",
         "metadata": {
             "name": name,
-            "namespace": NAMESPACE,
+            "namespace": namespace,
             "labels": {"kubernetes.io/service-name": service},
         },
         "addressType": family,

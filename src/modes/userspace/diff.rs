@@ -184,7 +184,7 @@ fn listens(plan: &GroupPlan, group: &AppliedGroup) -> bool {
 }
 
 /// Adds the steps of a group that listens on a local port. Returns the listening addresses that
-/// stay.
+/// stay. A process that gives way takes no local port, and keeps one that clients call.
 fn redirected(
     plan: &GroupPlan,
     group: &AppliedGroup,
@@ -193,13 +193,17 @@ fn redirected(
 ) -> Vec<SocketAddr> {
     let kind = plan.name.kind;
     let called = |port| plan.frontends.iter().any(|frontend| frontend.port == port);
-    let local_port = group.local_port.filter(|a| !called(a.port()));
+    let yields = !node.opens_listeners;
+    let local_port = group.local_port.filter(|a| yields || !called(a.port()));
     if local_port.is_none() {
+        if yields {
+            return Vec::new();
+        }
         steps.push(Step::TakeLocalPort(kind));
     }
     let listens = listens(plan, group);
     let is_open = local_port.is_some_and(|address| group.listens_on.contains(&address));
-    if listens && !is_open && node.opens_listeners {
+    if listens && !is_open && !yields {
         steps.push(Step::Listen(kind, Place::LocalPort));
     }
     let captured = plan.frontends.iter();
@@ -370,9 +374,8 @@ mod tests {
 
         let mut node = node(Method::Redirect);
         node.opens_listeners = false;
-        let yielding = diff(vec![plan], &Applied::new(), &node);
-        let listens = |step: &Step| matches!(step, Step::Listen(..) | Step::Reserve(..));
-        assert!(!yielding.open.iter().any(listens), "{yielding:?}");
+        let yielding = diff(vec![plan.clone()], &Applied::new(), &node);
+        assert_eq!(yielding.open, [route(&plan)]);
     }
 
     #[test]
@@ -435,6 +438,12 @@ mod tests {
             assert_eq!([takes, listens], [taken; 2], "{port}");
             let closes = difference.close.contains(&Closing::Listeners(KIND, local));
             assert_eq!(closes, taken, "{port}");
+
+            let mut node = node(Method::Redirect);
+            node.opens_listeners = false;
+            let yielding = diff(vec![plan.clone()], &there, &node);
+            assert_eq!(yielding.open, [route(&plan), captured(Place::LocalPort)]);
+            assert_eq!(yielding.close, []);
         }
     }
 

@@ -37,14 +37,15 @@ pub(super) struct Limited {
 }
 
 impl Executor {
-    /// The descriptors that `port` still needs to be served according to `plans`; `None` if none.
+    /// The descriptors that `port` still needs to be served according to `plans`; `None` if none. The
+    /// same for a process that does not open listeners now: it may have to take everything back.
     pub(super) fn claim(
         &self,
         port: &ServicePortName,
         plans: &[GroupPlan],
         node: &NodeContext,
     ) -> Option<Claim> {
-        if plans.is_empty() || !node.opens_listeners {
+        if plans.is_empty() {
             return None;
         }
         let applied = self.applied(port);
