@@ -163,7 +163,7 @@ aarch64-suite: aarch64-tools
 	    > target/aarch64-suite.json
 	ln -sf "$$(sed -n 's|.*"executable":"\([^"]*/suite-[^"]*\)".*|\1|p' target/aarch64-suite.json)" target/aarch64-suite
 
-# Every column anew, then the document from what was seen; `make test` runs the
+# Every column again, then the document from what was seen; `make test` runs the
 # same and checks that the document is current.
 conformance: nextest test-tools
 	$(SUITE) --exact --ignored conformance::forget

@@ -21,7 +21,7 @@ RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-
 export RUSTFLAGS
 CARGO_TARGET_DIR=$target cargo build --quiet --locked --target "$host"
 
-# Where each begins, beside its own corpus.
+# Where each begins, in addition to its own corpus.
 seeds() {
     case $1 in
     manifests) echo ../tests/vectors/[0-9]* ../examples/hello ;;

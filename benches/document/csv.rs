@@ -30,12 +30,12 @@ impl Csv {
         };
         Csv {
             rows,
-            ..Csv::anew(name, columns, keys)
+            ..Csv::empty(name, columns, keys)
         }
     }
 
     /// A file without rows; its old content is lost when the first row is put.
-    pub fn anew(name: &'static str, columns: &'static [&'static str], keys: usize) -> Csv {
+    pub fn empty(name: &'static str, columns: &'static [&'static str], keys: usize) -> Csv {
         Csv {
             name,
             columns,

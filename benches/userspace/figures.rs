@@ -196,7 +196,7 @@ impl Figures {
 
     /// Writes the file of raw figures.
     pub fn save(&self) {
-        let mut csv = Csv::anew("data-path", &COLUMNS, KEYS);
+        let mut csv = Csv::empty("data-path", &COLUMNS, KEYS);
         let name = |contender: usize| self.names[contender].replace(',', ";");
         let number = |value: f64, digits: usize| {
             let is_measured = value.is_finite() && value > 0.0;

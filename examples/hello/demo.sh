@@ -118,7 +118,7 @@ if in_node "$tripod" probe >/run/probe 2>&1 && grep -q '^nftables *can run' /run
     answers /run/first
     [ "$(sort -u /run/first | wc -l)" = 3 ] || fail "not all three backends answered"
 
-    say "Another Tripod takes over, in userspace mode, while the client goes on calling"
+    say "Another Tripod takes over, in userspace mode, while the client continues to call"
     old=$tripod_pid
     calls 200 /run/change &
     calling=$!

@@ -44,7 +44,7 @@ struct State {
     /// Where the holder listens; `None`: there is none.
     path: Option<PathBuf>,
     table: Mutex<Table>,
-    /// Notifies that something is to be sent.
+    /// Notifies that there is something to send.
     queued: watch::Sender<()>,
     /// Whether the first attempt to get sockets of an ended process is over.
     answered: watch::Sender<bool>,

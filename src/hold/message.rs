@@ -79,7 +79,7 @@ pub struct SocketDescription {
 pub enum Message {
     /// The first one of either side, with its version.
     Hello(u16),
-    /// Comes with a socket that is to be held.
+    /// Comes with a socket to hold.
     Hold(u64, SocketDescription),
     /// The socket of this number is held.
     Held(u64),

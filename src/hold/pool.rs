@@ -12,7 +12,7 @@ use super::{
 
 /// A socket that is held. Dropping it closes the holder's descriptor, and with it the socket, so
 /// that connections that wait are reset, unless a proxy has a descriptor, too: one that serves
-/// there though its connection to the holder broke goes on.
+/// there although its connection to the holder broke continues.
 #[derive(Debug)]
 pub(super) struct HeldSocket {
     pub(super) description: SocketDescription,

@@ -1,4 +1,4 @@
-//! What the proxy knows of the sockets that the holder is to have, and what is to be sent to it.
+//! The sockets that the holder should have, as far as the proxy knows, and the messages for it.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -29,7 +29,7 @@ pub(super) struct Table {
     pub(super) given: HashMap<u64, (u64, u64)>,
     /// Number of these sockets that the holder does not have.
     pub(super) missing: usize,
-    /// What the holder is to be sent.
+    /// Messages for the holder.
     pub(super) queue: VecDeque<Job>,
     /// Number of the connection; 0: there was none yet.
     pub(super) connection: u64,

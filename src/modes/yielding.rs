@@ -155,7 +155,7 @@ mod tests {
         drop(successor);
         assert!(is_due(yielding).await, "a sync is due");
         let done = sync(yielding, handover, later).await;
-        assert_eq!(done, None, "all is to be compared first");
+        assert_eq!(done, None, "all should be compared first");
         // With what became stale meanwhile; what the other process wrote is no damage.
         let done = sync(yielding, handover, all).await;
         assert_eq!(done, Some((2 * families, families)));

@@ -324,7 +324,7 @@ mod tests {
         health.updated(Family::V6);
         health.queued(Family::V6);
         advance(TIMEOUT).await;
-        assert!(!health.snapshot().healthy, "it was in force once");
+        assert!(!health.snapshot().healthy, "it was applied once");
         assert!(!of(true, true) && of(true, false) && !of(false, true));
     }
 

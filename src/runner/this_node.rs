@@ -249,7 +249,7 @@ mod tests {
         assert!(missing.contains("--hostname-override"), "{missing}");
         assert_eq!(this.observe(None, true), Some(missing));
         assert_eq!(this.observe(Some(&known), true), None);
-        assert!(!this.logged.end(), "it is logged anew when it goes again");
+        assert!(!this.logged.end(), "it is logged again when it goes again");
         let mut this = ThisNode::new("here", nothing());
         assert_eq!(this.observe(None, true), None);
     }

@@ -31,7 +31,7 @@ impl Watch {
         let mut new = failed.difference(before);
         let recovers = self.recovers();
         if let Some(new) = new.find(|new| !recovers && self.refused != Some(**new)) {
-            self.fail(&format!("Service {new} is not in force without a reason"));
+            self.fail(&format!("Service {new} is not applied, and no reason is known"));
         }
     }
 
@@ -277,7 +277,7 @@ impl Watch {
         self.check_repaired();
         for number in 0..SERVICES {
             if self.histories[number].is_pending() {
-                self.fail(&format!("Service {number} is not in force"));
+                self.fail(&format!("Service {number} is not applied"));
             }
         }
         for history in &mut self.histories {

@@ -363,7 +363,7 @@ impl<S: Subject> Simulation<S> {
     async fn sync_without_a_cause(&mut self) {
         let syncs = {
             let mut watch = self.watch.lock();
-            watch.record(|| "everything is in force".to_owned());
+            watch.record(|| "everything is applied".to_owned());
             watch.is_settled = true;
             watch.counts.syncs
         };

@@ -190,7 +190,7 @@ impl<M: Mode> Mode for Reported<M> {
                         .filter_map(|name| name.strip_prefix("web-")?.parse().ok())
                         .collect();
                     let why = &report.failed;
-                    watch.record(|| format!("{family} in force up to {known}, failed {why:?}"));
+                    watch.record(|| format!("{family} applied up to {known}, failed {why:?}"));
                     let before = self.failed.get_mut(family);
                     watch.check_failed(&failed, before);
                     before.clone_from(&failed);

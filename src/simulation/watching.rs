@@ -29,7 +29,7 @@ impl Observer for Watching {
             watch.fail("a sync makes call after call");
         }
         if watch.is_settled && call.changes() && !makes_sure(call) {
-            watch.fail(&format!("{call:?}, although everything is in force"));
+            watch.fail(&format!("{call:?}, although everything is applied"));
         }
         let Watch {
             rules,

@@ -155,7 +155,7 @@ fn instructions_are_as_many_as_recorded() {
     if !writes && compiler != recorded_by {
         return skip(format!(
             "benches/instructions.csv was recorded with {recorded_by}, not {compiler}: \
-             TRIPOD_INSTRUCTIONS=write records it anew"
+             TRIPOD_INSTRUCTIONS=write records it again"
         ));
     }
     let mut text = format!("instructions,{compiler}\n");

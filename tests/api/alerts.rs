@@ -187,7 +187,7 @@ const FAULTS: [Fault; 19] = [
         &["TripodSyncFails"],
     ),
     (
-        "a port is not in force",
+        "a port is not applied",
         &[(PORTS_FAILED, "1x60")],
         &["TripodServicePortsFail"],
     ),
@@ -405,7 +405,7 @@ fn the_program_shows_that_it_never_syncs() {
         });
         let well = shown("that all is well", &tripod, |text| {
             // A process that started meanwhile may not have reported yet that it hangs.
-            programs.mend();
+            programs.repair();
             are(text, 1) && text.matches(synced).count() == 2 && waiting(text) == 0
         });
         // The credentials expire: open watches continue, other requests are refused.

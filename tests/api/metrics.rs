@@ -203,7 +203,7 @@ fn the_document_is_current() {
         let text = fs::read_to_string(path()).unwrap_or_default();
         assert!(
             text == current,
-            "it is to be (write it by the test api::metrics::write):\n{current}"
+            "it should be (write it by the test api::metrics::write):\n{current}"
         );
     });
 }

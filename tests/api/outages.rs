@@ -50,7 +50,7 @@ async fn an_outage_of_a_minute() {
     assert_eq!(
         recorder.tracker().map().len(),
         2,
-        "the last state is in force"
+        "the last state is applied"
     );
     server.up();
     recorder.catches_up(&server, PATIENT).await;

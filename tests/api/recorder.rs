@@ -120,7 +120,7 @@ impl Recorder {
 
     async fn before(&mut self, deadline: Instant) -> Option<usize> {
         let batch = timeout_at(deadline, self.batches.recv()).await.ok()?;
-        let events = batch.expect("the source goes on for ever");
+        let events = batch.expect("the source never ends");
         let length = events.len();
         self.count += 1;
         for event in &events {

@@ -456,7 +456,7 @@ fn write() {
                 objects(n, "shop", name, endpoints)
             });
             lab.write("shop.yaml", &list(all));
-            eventually("it is in force", SOON, || {
+            eventually("it is applied", SOON, || {
                 let syncs = get(&lab.node, ([127, 0, 0, 1], 10249).into(), "/v1/syncs");
                 let syncs = syncs.map_err(|error| error.to_string())?;
                 match syncs.matches("\"full\":false").count() {

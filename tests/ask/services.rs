@@ -186,7 +186,7 @@ fn a_watch_writes_what_changes() {
         assert_eq!(next(), "no Tripod");
         let _running = started(lab, &[]);
         assert_eq!(next(), "SERVICE PROTOCOL");
-        assert!(watch.wait_until(Instant::now()).is_none(), "it goes on");
+        assert!(watch.wait_until(Instant::now()).is_none(), "it continues");
     });
 }
 

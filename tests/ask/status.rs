@@ -177,7 +177,7 @@ fn what_is_not_in_force_has_its_reason() {
             let missing = words.iter().find(|words| !printed.text.contains(**words));
             missing.map_or(Ok(()), |_| Err(printed.text.clone()))
         });
-        programs.mend();
+        programs.repair();
         lab.withdraw(&odd);
         eventually("it recovers", 3 * SOON, || match status(&lab) {
             answer if answer["healthy"] == true => Ok(()),

@@ -241,11 +241,11 @@ pub fn file(column: &Column) -> String {
 pub fn keep_results(column: &Column, cells: &[(String, String)]) {
     let path = matrix::results(&file(column));
     let earlier = std::fs::read_to_string(&path).unwrap_or_default();
-    let anew = |line: &&str| {
+    let kept_line = |line: &&str| {
         let word = line.split('\t').next();
         !cells.iter().any(|(of, _)| Some(&**of) == word)
     };
-    let kept = earlier.lines().filter(anew).map(|line| format!("{line}\n"));
+    let kept = earlier.lines().filter(kept_line).map(|line| format!("{line}\n"));
     let lines = cells.iter().map(|(word, cell)| format!("{word}\t{cell}\n"));
     std::fs::write(path, kept.chain(lines).collect::<String>()).expect("writing results");
 }

@@ -304,7 +304,7 @@ fn blocks_of_commands_are_marked() {
             let word = line.split(' ').next().unwrap_or_default();
             assert!(
                 !programs.contains(word),
-                "{}: the block that begins with {line:?} is to be marked sh",
+                "{}: the block that begins with {line:?} should be marked sh",
                 path.display()
             );
         }

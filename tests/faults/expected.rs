@@ -53,7 +53,7 @@ impl Why {
 pub fn answer(mode: Mode, fault: Fault, question: Question) -> Answer {
     use Answer::{GoesOn, NotApplicable, Waits};
     match question {
-        Question::Open | Question::New | Question::Livez | Question::Mended => return GoesOn,
+        Question::Open | Question::New | Question::Livez | Question::Repaired => return GoesOn,
         Question::OtherFamily if fault.family().is_none() => return NotApplicable,
         Question::OtherFamily => return GoesOn,
         _ => {}

@@ -23,7 +23,7 @@ pub enum Question {
     /// Endpoints and new Services of the other family follow.
     OtherFamily,
     /// The desired state is applied after the fault.
-    Mended,
+    Repaired,
 }
 
 impl Question {
@@ -37,7 +37,7 @@ impl Question {
         Question::Health,
         Question::Livez,
         Question::OtherFamily,
-        Question::Mended,
+        Question::Repaired,
     ];
 
     pub fn title(self) -> &'static str {
@@ -51,7 +51,7 @@ impl Question {
             Question::Health => "health-check node port",
             Question::Livez => "`/livez`",
             Question::OtherFamily => "other IP family",
-            Question::Mended => "afterwards",
+            Question::Repaired => "afterwards",
         }
     }
 
@@ -72,7 +72,7 @@ impl Question {
                 "if the fault affects one family: endpoints are replaced and a new Service opens \
                  in the other one"
             }
-            Question::Mended => {
+            Question::Repaired => {
                 "once the fault has passed, all of this is in the desired state, in both families"
             }
         }

@@ -176,12 +176,12 @@ impl<'a> Bench<'a> {
                     && led(1 - struck)
                     && self.reach(&new, 1 - struck).is_some()
             }
-            Question::Mended => false,
+            Question::Repaired => false,
         });
 
-        self.mend(fault, &greedy);
+        self.repair(fault, &greedy);
         let began = Instant::now();
-        let mended = comes_true(LATER, || {
+        let repaired = comes_true(LATER, || {
             let right = (0..2).all(|family| {
                 led(family)
                     && self.reach(&new, family).is_some()
@@ -190,11 +190,11 @@ impl<'a> Bench<'a> {
             });
             right && self.counts(next.len())
         });
-        if let Some((Question::Mended, seen)) = went_on.last_mut() {
-            *seen = mended;
+        if let Some((Question::Repaired, seen)) = went_on.last_mut() {
+            *seen = repaired;
         }
         let took = began.elapsed();
-        figure(&format!("{fault:?}, mended"), format!("{took:.1?}"));
+        figure(&format!("{fault:?}, repaired"), format!("{took:.1?}"));
         cluster.withdraw(lab, &new);
         cluster.withdraw(lab, &guarded);
         Seen { fault, went_on }
@@ -218,10 +218,10 @@ impl<'a> Bench<'a> {
         }
     }
 
-    fn mend(&mut self, fault: Fault, greedy: &Service) {
+    fn repair(&mut self, fault: Fault, greedy: &Service) {
         match fault {
-            Fault::Programs(_) => self.programs.mend(),
-            Fault::Netlink => self.netlink.mend(),
+            Fault::Programs(_) => self.programs.repair(),
+            Fault::Netlink => self.netlink.repair(),
             Fault::FullSet => self.cluster.withdraw(self.lab, greedy),
             Fault::ApiSlow => self.cluster.slow(Duration::ZERO),
             Fault::ApiDown => self.cluster.up(),
@@ -283,7 +283,7 @@ fn observe(
             if lasts || !*goes_on {
                 *goes_on = seen(*question);
             }
-            all &= *goes_on || !expected || *question == Question::Mended;
+            all &= *goes_on || !expected || *question == Question::Repaired;
         }
         let passed = began.elapsed();
         if all && passed > WHILE || passed > SOON {

@@ -34,7 +34,7 @@ fn broken(lab: &mut Lab, engine: &str) {
             ask(&lab.client, to).map_err(|e| e.to_string())
         });
     };
-    serves("the Service is in force");
+    serves("the Service is applied");
     let mut open = tcp(&lab.client, to).expect("a connection");
     say(&mut open, "name").expect("an answer");
     for breakage in [
@@ -87,7 +87,7 @@ fn invalid_packets_are_dropped_unless_the_kernel_is_liberal() {
         let flags = ["--cluster-cidr=10.244.0.0/16"];
         let proxy = Proxy::start(&lab.node, lab.manifests(), &flags);
         let to = service.cluster()[0];
-        eventually("the Service is in force", SOON, || {
+        eventually("the Service is applied", SOON, || {
             ask(&lab.client, to).map_err(|e| e.to_string())
         });
         drops(lab, false);

@@ -58,7 +58,7 @@ fn changes_are_in_force_while_rules_cannot_be_read() {
             });
         }
 
-        programs.mend();
+        programs.repair();
         for program in ["iptables", "ip6tables"] {
             lab.node.show(&format!("{program}-legacy -t nat -F"));
         }

@@ -155,7 +155,7 @@ fn what_needs_no_rule_goes_on_when_programs_fail() {
             // Callers that must be excluded find nothing there before the rule is applied.
             assert_eq!(firewall(&lab), NONE, "{fault:?}: no fault");
             is_closed(&lab, &guarded, fault);
-            programs.mend();
+            programs.repair();
             let began = Instant::now();
             eventually("it is open when the rule is in", LATER, || {
                 let open = guarded.ingress().map(|at| is_open(&lab, at));
@@ -172,7 +172,7 @@ fn what_needs_no_rule_goes_on_when_programs_fail() {
                 }
             });
             figure(
-                &format!("{fault:?}, mended"),
+                &format!("{fault:?}, repaired"),
                 format!("{:.1?}", began.elapsed()),
             );
             eventually("who may call is answered", SOON, || {
@@ -243,8 +243,8 @@ fn what_was_open_before_the_start_follows_when_programs_fail() {
             }
         });
         assert!(!is_open(&lab, new.cluster()[0]));
-        programs.mend();
-        eventually("all is in force", LATER, || {
+        programs.repair();
+        eventually("all is applied", LATER, || {
             if firewall(&lab) == BOTH && is_open(&lab, new.cluster()[0]) {
                 Ok(())
             } else {

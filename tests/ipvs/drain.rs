@@ -112,7 +112,7 @@ fn a_drain_timeout_of_zero_moves_clients_at_once() {
         let mut open = connection_to(&lab, &service, "a");
         lab.publish(&service, &["b"]);
         await_reals(&lab, at, "a is gone", &["10.244.0.12:8080 1"]);
-        assert!(say(&mut open, "name").is_err(), "it goes on");
+        assert!(say(&mut open, "name").is_err(), "it continues");
     });
 }
 
@@ -138,7 +138,7 @@ fn a_drain_goes_on_after_a_restart_and_ends_when_a_flag_says_so() {
         tripod.terminate();
         let _tripod = node::start(&lab, &["--ipvs-drain-timeout=2s"]);
         reals(&drains[1..]);
-        assert!(say(&mut open, "name").is_err(), "it goes on");
+        assert!(say(&mut open, "name").is_err(), "it continues");
     });
 }
 

@@ -118,7 +118,7 @@ impl Programs {
     }
 
     /// Ends the fault; programs that hang are killed.
-    pub fn mend(&mut self) {
+    pub fn repair(&mut self) {
         self.lock = None;
         for program in RESTORE.iter().chain(&SAVE) {
             let _ = fs::remove_file(self.folder.join(format!("{program}.fault")));
@@ -138,6 +138,6 @@ impl Programs {
 
 impl Drop for Programs {
     fn drop(&mut self) {
-        self.mend();
+        self.repair();
     }
 }

@@ -86,7 +86,7 @@ impl Checked {
 struct Fault {
     name: &'static str,
     make: fn(&mut Nodes) -> Option<Cleanup>,
-    mend: fn(&mut Nodes),
+    repair: fn(&mut Nodes),
     nodes: &'static [usize],
     object: &'static str,
     problem: &'static str,
@@ -118,7 +118,7 @@ const FAULTS: [Fault; 15] = [
             shell.stderr(Stdio::null());
             Some(Cleanup::Program(shell.spawn().expect("running sh")))
         },
-        mend: |_| (),
+        repair: |_| (),
         nodes: &[0],
         object: "cluster IP 10.96.0.1:80 TCP of default/web",
         problem: "promised: sent to one of",
@@ -129,7 +129,7 @@ const FAULTS: [Fault; 15] = [
             nodes.nodes[1].tripod.as_ref()?.freeze();
             None
         },
-        mend: |nodes| {
+        repair: |nodes| {
             nodes.nodes[1]
                 .tripod
                 .iter()
@@ -146,7 +146,7 @@ const FAULTS: [Fault; 15] = [
             nodes.until_status(2, "it is noticed", |status| status["healthy"] == false);
             None
         },
-        mend: |nodes| {
+        repair: |nodes| {
             nodes.servers[1].up();
             nodes.until_status(2, "it follows again", |status| status["healthy"] == true);
         },
@@ -167,7 +167,7 @@ const FAULTS: [Fault; 15] = [
             }
             None
         },
-        mend: |nodes| {
+        repair: |nodes| {
             let late = nodes.service("late", 7, json!({"ports": [port("TCP", 80, None)]}), true);
             nodes.servers[0].change(|cluster| late.iter().for_each(|one| cluster.delete(one)));
         },
@@ -181,7 +181,7 @@ const FAULTS: [Fault; 15] = [
             nodes.nodes[1].pods[1].server = None;
             None
         },
-        mend: |nodes| {
+        repair: |nodes| {
             let pod = &mut nodes.nodes[1].pods[1];
             pod.server = Some(answer_in(&pod.host));
         },
@@ -198,7 +198,7 @@ const FAULTS: [Fault; 15] = [
                 "-t raw -I PREROUTING -i eth0 -p tcp --dport 32003 -j DROP",
             )
         },
-        mend: |nodes| unblock(nodes, 2, "-t raw -F PREROUTING"),
+        repair: |nodes| unblock(nodes, 2, "-t raw -F PREROUTING"),
         nodes: &[2],
         object: "health-check node port 192.0.2.13:32003 of default/balanced",
         problem: "timed out",
@@ -212,7 +212,7 @@ const FAULTS: [Fault; 15] = [
                 "-t raw -I PREROUTING -i eth0 -p tcp --dport 30080 -j DROP",
             )
         },
-        mend: |nodes| unblock(nodes, 0, "-t raw -F PREROUTING"),
+        repair: |nodes| unblock(nodes, 0, "-t raw -F PREROUTING"),
         nodes: &[0],
         object: "node port 192.0.2.11:30080 TCP of default/web",
         problem: "does not answer",
@@ -228,7 +228,7 @@ const FAULTS: [Fault; 15] = [
                 "-t raw -I PREROUTING -i eth0 -p tcp --dport 30000:30100 -j DROP",
             )
         },
-        mend: |nodes| {
+        repair: |nodes| {
             unblock(nodes, 0, "-t raw -F PREROUTING");
             remove(nodes, "more");
         },
@@ -239,7 +239,7 @@ const FAULTS: [Fault; 15] = [
     Fault {
         name: "a node cannot reach a cluster IP",
         make: |nodes| block(nodes, 0, "-t raw -I OUTPUT -d 10.96.0.1 -j DROP"),
-        mend: |nodes| unblock(nodes, 0, "-t raw -F OUTPUT"),
+        repair: |nodes| unblock(nodes, 0, "-t raw -F OUTPUT"),
         nodes: &[0],
         object: "cluster IP 10.96.0.1:80 TCP of default/web",
         problem: "promised: sent to one of",
@@ -247,7 +247,7 @@ const FAULTS: [Fault; 15] = [
     Fault {
         name: "a Service without endpoints hangs",
         make: |nodes| block(nodes, 2, "-t raw -I OUTPUT -d 10.96.0.2 -j DROP"),
-        mend: |nodes| unblock(nodes, 2, "-t raw -F OUTPUT"),
+        repair: |nodes| unblock(nodes, 2, "-t raw -F OUTPUT"),
         nodes: &[2],
         object: "cluster IP 10.96.0.2:80 TCP of default/empty",
         problem: "promised: refused",
@@ -255,7 +255,7 @@ const FAULTS: [Fault; 15] = [
     Fault {
         name: "a node forwards nothing to its pods",
         make: |nodes| block(nodes, 1, "-P FORWARD DROP"),
-        mend: |nodes| unblock(nodes, 1, "-P FORWARD ACCEPT"),
+        repair: |nodes| unblock(nodes, 1, "-P FORWARD ACCEPT"),
         nodes: &[1],
         object: "IPv4 pods of node node-b",
         problem: "none of its endpoints answers another node",
@@ -267,7 +267,7 @@ const FAULTS: [Fault; 15] = [
             nodes.nodes[1].host.show(&format!("sysctl -qw {setting}"));
             None
         },
-        mend: |nodes| {
+        repair: |nodes| {
             let setting = "net.netfilter.nf_conntrack_tcp_timeout_established=86400";
             nodes.nodes[1].host.show(&format!("sysctl -qw {setting}"));
         },
@@ -287,7 +287,7 @@ const FAULTS: [Fault; 15] = [
             );
             None
         },
-        mend: |nodes| remove(nodes, "thief"),
+        repair: |nodes| remove(nodes, "thief"),
         nodes: &[0, 1, 2],
         object: "default/thief",
         problem: "198.51.100.4",
@@ -309,7 +309,7 @@ const FAULTS: [Fault; 15] = [
             nodes.until_status(1, "it is refused", |status| status["healthy"] == false);
             Some(Cleanup::Listener(listener.expect("a listener")))
         },
-        mend: |nodes| remove(nodes, "taken"),
+        repair: |nodes| remove(nodes, "taken"),
         nodes: &[1],
         object: "health-check node port 192.0.2.12:32007 of default/taken",
         problem: "cannot be served",
@@ -320,7 +320,7 @@ const FAULTS: [Fault; 15] = [
             nodes.run_tripod(2, "iptables");
             None
         },
-        mend: |nodes| nodes.run_tripod(2, "nftables"),
+        repair: |nodes| nodes.run_tripod(2, "nftables"),
         nodes: &[2],
         object: "mode",
         problem: "iptables runs, and nftables on most nodes",
@@ -370,8 +370,8 @@ fn each_fault_of_three_nodes_is_found_where_it_is() {
             Checked::of_all(&nodes).finds(&fault);
             figure(fault.name, begun.elapsed().as_secs_f64());
             drop(made);
-            (fault.mend)(&mut nodes);
-            eventually("it is mended", SOON, || {
+            (fault.repair)(&mut nodes);
+            eventually("it is repaired", SOON, || {
                 let checked = Checked::of_all(&nodes);
                 match checked.status {
                     Some(0) => Ok(()),

@@ -190,8 +190,8 @@ fn serves_both(case: &Case) {
 fn changes_beside(lab: &Lab, good: &Service, name: &str, took: impl Fn(&str, Instant)) {
     let begun = Instant::now();
     lab.publish(good, &[name]);
-    reaches(lab, good, name, "it changes beside them", SOON);
-    took("another Service is changed beside them", begun);
+    reaches(lab, good, name, "it changes next to them", SOON);
+    took("another Service is changed next to them", begun);
 }
 
 fn bounded(tripod: &Tripod, title: &str) {

@@ -198,7 +198,7 @@ fn open_connections_of_an_ejected_endpoint_go_on() {
         tripod.logs(&["are not answered"]);
         lab.backend("a").heal();
         for stream in &mut open {
-            say(stream, "name").expect("an open connection goes on");
+            say(stream, "name").expect("an open connection continues");
         }
     });
 }

@@ -21,7 +21,7 @@ fn unallocated_cluster_ips_are_dropped_while_a_service_cidr_names_them() {
         let _tripod = start(&lab);
         let [v4, v6] = [service.cluster()[0], service.cluster()[1]];
         let serves = || ask(&lab.client, v4).map_err(|e| e.to_string());
-        eventually("the Service is in force", SOON, serves);
+        eventually("the Service is applied", SOON, serves);
         let nobodys = "10.96.255.254:80".parse().expect("an address");
         let outcome = || tcp(&lab.client, nobodys).map(drop).map_err(|e| e.kind());
         let before = outcome().expect_err("no Service has it");

@@ -105,7 +105,7 @@ fn what_was_counted_stays_while_other_endpoints_come_and_go() {
         }
         for backends in [&["a", "b"][..], &["a"]] {
             lab.publish(&web, backends);
-            eventually("the endpoints are in force", SOON, || {
+            eventually("the endpoints are applied", SOON, || {
                 let port = &ports(lab)["TCPIPv4"];
                 let endpoints = port["endpoints"].as_array().map_or(0, Vec::len);
                 let same = endpoints == backends.len() && sum(port, "connections") == 3;

@@ -67,7 +67,7 @@ fn a_service_has_as_many_connections_as_it_may() {
             // Other calls of the same client, and connections that are open.
             ask(&lab.client, beside.cluster()[family]).expect("an answer of another Service");
             say(&mut kept[0], "name").expect("an answer on a connection that is open");
-            // A change of endpoints counts no connection anew.
+            // A change of endpoints counts no connection again.
             lab.publish_endpoints(&web, &[EndpointChoice::ready("a")]);
             eventually("the change is applied", SOON, || {
                 let map = lab.node.show("nft list map ip tripod endpoints");

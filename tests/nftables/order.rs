@@ -117,7 +117,7 @@ fn killed_while_endpoints_are_replaced_it_breaks_no_connection_and_converges() {
         let mut tripod = start(lab);
         let to = service.cluster()[0];
         let call = || ask(&lab.client, to).map_err(|error| error.to_string());
-        eventually("the Service is in force", SOON, call);
+        eventually("the Service is applied", SOON, call);
         let open = (0..12).map(|_| tcp(&lab.client, to).expect("a connection"));
         let mut open: Vec<TcpStream> = open.collect();
         let mut random = Random(2);

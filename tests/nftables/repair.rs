@@ -21,7 +21,7 @@ fn flushed_tables_come_back_and_connections_live_on() {
                 ask(&lab.client, to).map_err(|e| e.to_string())
             });
         };
-        serves("the Service is in force");
+        serves("the Service is applied");
         let mut open = tcp(&lab.client, to).expect("a connection");
         say(&mut open, "name").expect("an answer");
         let whole = lab.node.show("nft list table ip tripod");

@@ -70,7 +70,7 @@ fn a_removed_service_stops_listening_but_keeps_its_connections(lab: &mut Lab) {
     }
     connections.iter_mut().for_each(still_served);
     for to in other.cluster() {
-        reaches("the Service beside it", &["a", "b", "c"], || {
+        reaches("the other Service", &["a", "b", "c"], || {
             ask(&lab.client, to)
         });
     }

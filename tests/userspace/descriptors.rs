@@ -116,7 +116,7 @@ fn a_flood_of_one_service_leaves_the_others_alone(lab: &mut Lab) {
         }
     }
     figure(
-        "calls beside a flood",
+        "calls during a flood",
         format!("40 in {:?}", begun.elapsed()),
     );
     collect_answers(&mut waiting, &mut answered);

@@ -41,7 +41,7 @@ fn a_node_without_ipv6_serves_ipv4(lab: &mut Lab) {
     );
     // A change is no reason to report it again, either.
     lab.publish(&web, &[]);
-    eventually("the change is in force", SOON, || {
+    eventually("the change is applied", SOON, || {
         match ask(&lab.client, v4) {
             Err(_) => Ok(()),
             Ok(name) => Err(name),

@@ -465,7 +465,7 @@ fn a_changed_configuration_file_lets_connections_end(lab: &mut Lab) {
         .arg("--manifests")
         .arg(lab.manifests());
     let mut tripod = Tripod::spawn(command);
-    eventually("it is in force", SOON, || {
+    eventually("it is applied", SOON, || {
         match tripod.logged(&["synced"]) {
             0 => Err(tripod.log()),
             _ => Ok(()),

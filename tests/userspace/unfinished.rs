@@ -60,7 +60,7 @@ fn a_service_without_a_port_is_tried_again_after_capture_has_failed() {
                 other => Err(format!("{other:?}")),
             }
         });
-        programs.mend();
+        programs.repair();
 
         for to in late.cluster() {
             let within = Duration::from_secs(20);

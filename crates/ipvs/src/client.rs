@@ -38,7 +38,7 @@ pub struct Ipvs {
     family: u16,
     /// `None` where the kernel shows no such file.
     table: Option<Table>,
-    /// The answer of the next [`Ipvs::was_loaded_anew`].
+    /// The answer of the next [`Ipvs::was_loaded_again`].
     loaded_anew: bool,
 }
 
@@ -63,7 +63,7 @@ impl Ipvs {
     ///
     /// # Errors
     /// When the module is not loaded and cannot be.
-    pub fn was_loaded_anew(&mut self) -> Result<bool, Error> {
+    pub fn was_loaded_again(&mut self) -> Result<bool, Error> {
         self.find_again()?;
         Ok(std::mem::take(&mut self.loaded_anew))
     }

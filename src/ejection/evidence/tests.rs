@@ -193,8 +193,8 @@ fn an_endpoint_is_tried_again_after_a_while_and_ejected_for_longer_if_it_fails_s
         []
     );
     assert_eq!(play.run(&[(37_000, Silent)], 37_100), []);
-    let anew = play.run(&[(37_200, Silent)], 40_000);
-    assert!(matches!(anew[..], [(_, 10)]), "{anew:?}");
+    let again = play.run(&[(37_200, Silent)], 40_000);
+    assert!(matches!(again[..], [(_, 10)]), "{again:?}");
 }
 
 #[test]

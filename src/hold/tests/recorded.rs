@@ -53,7 +53,7 @@ fn in_two(all: Vec<Recorded>) -> [Vec<Recorded>; 2] {
 async fn hears(channel: &Channel, message: &Recorded) -> Option<OwnedFd> {
     let mut buffer = [0; LONGEST];
     let received = channel.receive(&mut buffer).await.expect(&message.what);
-    let received = received.expect("the other side goes on");
+    let received = received.expect("the other side continues");
     assert_same(&buffer[..received.len], message, PROTOCOL);
     let has_socket = received.descriptor.is_some();
     assert_eq!(has_socket, message.with_socket, "{}", message.what);

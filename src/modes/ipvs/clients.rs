@@ -137,13 +137,13 @@ impl Clients {
     ///
     /// # Errors
     /// When the kernel has no IPVS any more.
-    pub fn was_loaded_anew(&mut self) -> Result<bool, Error> {
-        let anew = self.ipvs.was_loaded_anew()?;
-        if anew {
+    pub fn was_loaded_again(&mut self) -> Result<bool, Error> {
+        let again = self.ipvs.was_loaded_again()?;
+        if again {
             // Schedulers are modules of their own.
             self.schedulers.clear();
         }
-        Ok(anew)
+        Ok(again)
     }
 
     /// Makes the dummy link, unless it is there. Returns true if it was not.

@@ -196,7 +196,7 @@ impl Ipvs {
     /// of the node that plans depend on, and forgets all ServicePorts if they have changed.
     fn update_node(&mut self, map: &ServiceMap) -> Result<(), netlink::Error> {
         // Before settings, which exist only with the module.
-        if self.clients.was_loaded_anew()? {
+        if self.clients.was_loaded_again()? {
             tracing::warn!("the module of IPVS was reloaded: its virtual servers are gone");
             self.refused_timeouts = self.clients.set_timeouts(&self.options.timeouts)?;
         }

@@ -175,7 +175,7 @@ fn failures_are_retried_after_a_pause_that_doubles_to_the_sync_period() {
         assert_eq!(
             (clock.now - before).as_millis(),
             1_000,
-            "the pause begins anew"
+            "the pause begins again"
         );
     }
 }

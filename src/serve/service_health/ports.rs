@@ -90,7 +90,7 @@ impl HealthListeners {
     }
 
     /// Forgets that `place` was refused; returns whether it was.
-    fn mend(&self, place: &Place) -> bool {
+    fn repair(&self, place: &Place) -> bool {
         let mut refused = self.refused.lock();
         let was = refused.remove(place).is_some();
         self.set_count(&refused);
@@ -177,7 +177,7 @@ impl Ports {
             for (place, mut listening) in open.extract_if(.., |place, _| !places.contains(place)) {
                 listening.shutdown().await;
                 let (service, address) = (&place.service, place.address);
-                if self.sockets.mend(&place) {
+                if self.sockets.repair(&place) {
                     tracing::info!(%service, %address, "a health-check node port that could not be \
                          served is no longer needed");
                 } else {
@@ -244,7 +244,7 @@ impl Ports {
                 }
             }
         };
-        if self.sockets.mend(place) {
+        if self.sockets.repair(place) {
             tracing::info!(%service, %address, "health-check node port served now")
         } else {
             tracing::debug!(%service, %address, "health-check port opened")

@@ -198,7 +198,7 @@ async fn bring_in_force(mode: &mut impl Mode, map: &ServiceMap, mut changes: Per
         if missing.is_empty() {
             return;
         }
-        assert!(begun.elapsed() < SOON, "not in force: {missing:#?}");
+        assert!(begun.elapsed() < SOON, "not applied: {missing:#?}");
         changes = PerFamily::each(|_| Changes {
             retry: true,
             ..Changes::default()

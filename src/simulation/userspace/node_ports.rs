@@ -110,7 +110,7 @@ fn they_listen_in_both_families_whoever_noticed_the_change_first() {
             };
             let outcomes = mode.sync(tracker.map(), asked).await;
             for (family, outcome) in outcomes {
-                let report = outcome.expect("an answer").expect("it is in force");
+                let report = outcome.expect("an answer").expect("it is applied");
                 assert_eq!((report.failed.len(), report.unfinished.len()), (0, 0));
                 assert!(listens(family), "{family}");
             }

@@ -48,7 +48,7 @@ fn two_groups_never_have_the_same_one() {
                 outcomes.v4.expect("an answer").map(|report| report.failed)
             };
             let before = sync(process, web([10, 96, 0, 9], Some(1))).await;
-            assert!(before.expect("it is in force").is_empty());
+            assert!(before.expect("it is applied").is_empty());
             *process = mode(SUBJECT);
             let cluster_ip = [10, 96, 0, 1];
             // Only the first reading succeeds: it shows where rules redirect, and nothing more.
@@ -57,7 +57,7 @@ fn two_groups_never_have_the_same_one() {
             unread.expect_err("rules cannot be read");
             refusing.stop();
             let now = sync(process, web(cluster_ip, Some(2))).await;
-            assert!(now.expect("it is in force").is_empty());
+            assert!(now.expect("it is applied").is_empty());
             let reached = |to| is_led(&SUBJECT, kernel, to, [10, 244, 0, 2]);
             assert!(reached(EXTERNAL));
             assert!(!reached(cluster_ip));

@@ -28,7 +28,7 @@ fn is_captured_with_the_next_change(numbers: &'static [u8], changed: &'static [u
                 let outcomes = mode.sync(&map, PerFamily::each(|_| Some(&changes))).await;
                 let outcome = outcomes.into_iter().find(|(one, _)| *one == Family::V4);
                 let report = outcome.and_then(|(_, outcome)| outcome.expect("an answer").ok());
-                report.expect("it is in force").failed.len()
+                report.expect("it is applied").failed.len()
             };
             assert_eq!(failed(&[1], &[1], true).await, 0);
             let adds = |call| matches!(call, Call::Requests(libc::RTM_NEWADDR, _));

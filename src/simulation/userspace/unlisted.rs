@@ -61,7 +61,7 @@ where
         }
         refusing.stop();
         for (_, outcome) in sync(&[1], true).await {
-            let report = outcome.expect("it is in force");
+            let report = outcome.expect("it is applied");
             assert_eq!((report.failed.len(), report.unfinished.len()), (0, 0));
         }
         assert!(is_led(1));
@@ -69,7 +69,7 @@ where
         unlist();
         for full in [true, false] {
             for (family, outcome) in sync(&[1, 2], full).await {
-                let report = outcome.expect("it is in force but for node ports");
+                let report = outcome.expect("it is applied but for node ports");
                 assert_eq!(report.failed.len(), 0, "{family}");
                 let [why] = &report.unfinished[..] else {
                     panic!("{family}: {:?}", report.unfinished);
@@ -81,7 +81,7 @@ where
 
         refusing.stop();
         for (_, outcome) in sync(&[1, 2, 3], false).await {
-            let report = outcome.expect("it is in force");
+            let report = outcome.expect("it is applied");
             assert_eq!((report.failed.len(), report.unfinished.len()), (0, 0));
         }
         assert!(is_led(1) && is_led(2) && is_led(3));

@@ -136,7 +136,7 @@ mod tests {
         Removed::default().usual(&root);
         assert!(
             found.exists(),
-            "the process needs it when it is started anew"
+            "the process needs it when it is started again"
         );
         drop(running);
         Removed::default().usual(&root);

@@ -216,7 +216,7 @@ fn a_family_that_never_syncs_does_not_preserve_stale_state_for_ever() {
         bench.sync(false, Outcome::FailsForIpv6).await;
         assert_eq!(remaining_chains(), 2, "there is time until a full sync");
         bench.sync(true, Outcome::FailsForIpv6).await;
-        assert_eq!(remaining_chains(), 0, "the other family is in force");
+        assert_eq!(remaining_chains(), 0, "the other family is applied");
     });
 }
 

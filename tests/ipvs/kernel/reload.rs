@@ -7,7 +7,7 @@ use crate::lab::run;
 
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
-fn ipvs_is_found_again_when_its_module_was_loaded_anew() {
+fn ipvs_is_found_again_when_its_module_was_loaded_again() {
     run(|| {
         let mut ipvs = ipvs();
         let id = tcp("10.96.0.1:80");

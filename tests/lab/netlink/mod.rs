@@ -44,7 +44,7 @@ impl Netlink {
     }
 
     /// Ends the failures.
-    pub fn mend(&self) {
+    pub fn repair(&self) {
         let _ = fs::remove_file(Path::new(FOLDER).join("fails"));
     }
 }

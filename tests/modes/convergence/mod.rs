@@ -121,7 +121,7 @@ impl Past {
                 match killed {
                     // The moment is random: nothing is awaited.
                     Some(after) => std::thread::sleep(Duration::from_millis(*after)),
-                    None => eventually("it is in force", SOON, || {
+                    None => eventually("it is applied", SOON, || {
                         match tripod.logged(&["synced", mode.name()]) {
                             0 => Err(tripod.log()),
                             _ => Ok(()),

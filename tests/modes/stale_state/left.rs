@@ -154,7 +154,7 @@ pub fn userspace(node: &Host, manifests: &str, capture: &str, engine: &str) {
         .arg(super::foreign::EXCLUDED)
         .args(FLAGS);
     let mut tripod = Tripod::spawn(command);
-    eventually("it is in force", super::start::SOON, || {
+    eventually("it is applied", super::start::SOON, || {
         match tripod.logged(&["synced", "userspace"]) {
             0 => Err(tripod.log()),
             _ => Ok(()),

@@ -153,7 +153,7 @@ fn an_engine_that_nobody_uses_stays_unused() {
                     .map(|f| node.show(&format!("cat /proc/net/{f}")))
                     .concat(),
             };
-            assert_eq!(tables, "", "{other} beside {engine}");
+            assert_eq!(tables, "", "{other} next to {engine}");
             tripod.terminate();
         }
     });

@@ -63,7 +63,7 @@ fn clients_notice_nothing() {
                     long.is_served(&format!("{old} was asked to end"));
                     let next = start(lab, new, number);
                     let mut ending = std::mem::replace(&mut running, next);
-                    long.is_served(&format!("{new} is in force after {old}"));
+                    long.is_served(&format!("{new} is applied after {old}"));
                     let mut fresh = Long::open(&lab.outside, to);
                     fresh.is_served("under the new mode");
                     // A connection through IPVS keeps the mode's objects, and one through a process

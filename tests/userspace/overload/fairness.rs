@@ -58,7 +58,7 @@ fn calls_beside_a_flood(lab: &mut Lab) {
         let without = nothing.max(past).max(FLOOR);
         let ratio = flood.as_secs_f64() / without.as_secs_f64();
         figure(
-            &format!("p99 beside a flood, {} capture", lab.capture.name()),
+            &format!("p99 during a flood, {} capture", lab.capture.name()),
             format!("{flood:?}, {without:?} without: {ratio:.2} times"),
         );
         if ratio <= 2.0 {
@@ -66,7 +66,7 @@ fn calls_beside_a_flood(lab: &mut Lab) {
         }
         ratios.push(ratio);
     }
-    panic!("the p99 beside a flood is {ratios:.2?} times that without");
+    panic!("the p99 during a flood is {ratios:.2?} times that without");
 }
 
 /// Measures the 99th percentile under each load, as the median of the rounds.

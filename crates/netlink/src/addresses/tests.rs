@@ -46,7 +46,7 @@ fn the_kernel_chooses_no_address_that_was_retired() {
                 .map(|a| a.ip())
                 .ok()
         };
-        assert_eq!(source(), Some(there[0]), "this is what is to be prevented");
+        assert_eq!(source(), Some(there[0]), "this should be prevented");
         assert!(listed().iter().all(Address::is_eligible), "{:?}", listed());
 
         // A connection from such an address survives.

@@ -73,9 +73,9 @@ fn a_real_server_counts_its_connections_until_it_is_deleted() {
     }
     assert_eq!(active(&mut ipvs), [0, 0]);
 
-    assert!(!ipvs.was_loaded_anew().unwrap());
+    assert!(!ipvs.was_loaded_again().unwrap());
     model.change(|state| state.ipvs.reload());
-    assert!(ipvs.was_loaded_anew().unwrap());
+    assert!(ipvs.was_loaded_again().unwrap());
     assert_eq!(ipvs.list().unwrap(), []);
 }
 

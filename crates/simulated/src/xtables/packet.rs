@@ -57,12 +57,12 @@ impl Xtables {
     /// All possible outcomes for a packet of `family`, each with the elements that rules and IPVS
     /// remember then.
     pub(crate) fn outcomes(&self, family: Family, packet: &Packet, around: Around<'_>) -> Outcomes {
-        let anew = Packet {
+        let again = Packet {
             established: None,
             ..packet.clone()
         };
         let is_anew = around.ipvs.is_some_and(|of| of.is_scheduled_anew(packet));
-        let packet = if is_anew { &anew } else { packet };
+        let packet = if is_anew { &again } else { packet };
         let evaluation = Evaluation {
             xtables: self,
             family,

@@ -74,7 +74,7 @@ impl Limits {
         (has_some && features.contains(NftPart::ConnectionCounts)).then_some(limits)
     }
 
-    /// The name of the chain. Another limit has another chain, and counts anew.
+    /// The name of the chain. Another limit has another chain, and counts from zero.
     pub fn chain_name(&self) -> String {
         self.name("limit")
     }

@@ -55,7 +55,7 @@ pub(super) enum Calls {
     ToLoadBalancer,
 }
 
-/// What becomes of packets in a chain.
+/// Where packets in a chain go.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Does {
     /// They stay as they are, and are refused later, because no endpoint takes connections.

@@ -92,7 +92,7 @@ impl Executor {
         open.collect()
     }
 
-    /// Keeps a socket until a group takes it, or a full sync is in force.
+    /// Keeps a socket until a group takes it, or a full sync is applied.
     pub(super) fn inherit(&mut self, inherited: InheritedSocket) {
         if let Some(port) = self.inherited.add(inherited) {
             self.ports.keep(port);

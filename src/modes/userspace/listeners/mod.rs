@@ -278,7 +278,7 @@ impl ListenerSet {
         if let Some(associations) = self.associations.as_ref().filter(|_| !is_shared) {
             listeners.go_on(associations);
         }
-        // By now each of them is sent to the holder anew.
+        // By now each of them is sent to the holder again.
         drop(releases);
         // Nearly every group listens at one address; a vector that grows makes room for four.
         self.open.reserve_exact(1);

@@ -329,7 +329,7 @@ fn while_there_are_many_udp_clients_those_that_asked_once_are_forgotten_sooner()
         (&thrice, &ports[1]),
         (&quiet, &quiet_port),
     ] {
-        assert_eq!(ask(client, b"?"), *port, "it goes on");
+        assert_eq!(ask(client, b"?"), *port, "it continues");
     }
     assert_eq!(associations.get(), 2);
 }
