@@ -1,6 +1,7 @@
 //! A new pod next to the old one on the same node, on the same ports, as with a DaemonSet with
 //! `maxSurge: 1`.
 
+mod counted;
 mod load;
 
 use std::net::SocketAddr;
@@ -8,6 +9,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use self::counted::promises_hold_in_many_hand_overs;
 use self::load::{Open, under_load};
 use super::probe::kernel;
 use crate::lab::{
@@ -68,7 +70,8 @@ macro_rules! in_each_mode {
 
 in_each_mode!(
     nobody_notices_an_upgrade,
-    a_rollout_that_fails_leaves_the_old_pod_in_charge
+    a_rollout_that_fails_leaves_the_old_pod_in_charge,
+    promises_hold_in_many_hand_overs,
 );
 
 /// Like [`in_lab`], unless this runs in a guest kernel, where only ipvs mode matters.
@@ -171,11 +174,15 @@ impl Pod {
         Pod { process, socket }
     }
 
-    /// Starts the pod of that number with the manifests of `lab`, and waits until it is
-    /// ready.
-    fn ready(lab: &Lab, way: Way, number: u32) -> Pod {
+    /// Starts the pod of that number with the manifests of `lab`, without waiting for anything.
+    fn started(lab: &Lab, way: Way, number: u32) -> Pod {
         let manifests = format!("--manifests={}", lab.manifests().display());
-        let pod = Pod::start(lab, way, number, &[&manifests]);
+        Pod::start(lab, way, number, &[&manifests])
+    }
+
+    /// Like [`Pod::started`], and waits until it is ready.
+    fn ready(lab: &Lab, way: Way, number: u32) -> Pod {
+        let pod = Pod::started(lab, way, number);
         eventually("the pod is ready", SOON, || {
             if pod.is_ready(lab) {
                 Ok(())
