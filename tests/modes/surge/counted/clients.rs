@@ -21,6 +21,9 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const TICK: Duration = Duration::from_millis(5);
 /// A client that the machine did not run for longer does not make up for the calls.
 const ARREARS: Duration = Duration::from_millis(100);
+/// The most connections that are open at a time. On a machine that cannot make as many as asked, more
+/// and more would wait, until the proxy resets them (`--userspace-max-connections-per-client`).
+const OPEN: usize = 2_000;
 /// Time between two datagrams of a flow.
 const DATAGRAMS: Duration = Duration::from_millis(500);
 /// One in this many connections stays open for [`STAY`], and is used again.
@@ -129,6 +132,9 @@ async fn connections(load: &Arc<Load>, targets: &[Target], pace: u32) {
         last = now;
         while due >= 1.0 {
             due -= 1.0;
+            if load.begun.load(Relaxed) - load.ended.load(Relaxed) >= OPEN {
+                continue;
+            }
             let number = load.begun.fetch_add(1, Relaxed);
             let target = targets[number % targets.len()].clone();
             tokio::spawn(connection(Arc::clone(load), target, number));
