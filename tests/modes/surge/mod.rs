@@ -71,6 +71,7 @@ macro_rules! in_each_mode {
 in_each_mode!(
     nobody_notices_an_upgrade,
     a_rollout_that_fails_leaves_the_old_pod_in_charge,
+    one_of_two_that_start_together_gives_way,
     promises_hold_in_many_hand_overs,
 );
 
@@ -361,6 +362,40 @@ fn a_rollout_that_fails_leaves_the_old_pod_in_charge(lab: &Lab, way: Way) {
     again.answers(lab);
     follows_the_cluster(lab, "at-last", 29);
     under_load(lab, &web, |load| load.more());
+}
+
+/// As after a restart of the node during a rollout: neither serves when the other one looks for it.
+fn one_of_two_that_start_together_gives_way(lab: &Lab, way: Way) {
+    let web = publish(lab, way, &["a", "b", "c"]);
+    let [first, second] = [0, 1].map(|number| Pod::started(lab, way, number));
+    let took_over = |pod: &Pod| pod.process.logged(&["taking over from a running process"]) > 0;
+    let is_first = eventually("one of them takes over", SOON, || {
+        match [&first, &second].map(took_over) {
+            [is_first, is_second] if is_first != is_second => Ok(is_first),
+            both => Err(format!("{both:?}: {}", first.process.log())),
+        }
+    });
+    let (mut old, new) = if is_first {
+        (second, first)
+    } else {
+        (first, second)
+    };
+    new.answers(lab);
+    // What the old pod wrote last may be repaired once more.
+    new.compares_everything();
+    let before = [&old, &new].map(|pod| pod.troubles().len());
+    old.compares_everything();
+    new.compares_everything();
+    let after = [&old, &new].map(|pod| pod.troubles().len());
+    assert_eq!(before, after, "{}", new.process.log());
+    under_load(lab, &web, |load| {
+        follows_the_cluster(lab, "beside", 20);
+        load.more();
+        old.process.ask_to_end();
+        assert!(old.process.ended_within(SOON).success());
+        load.more();
+        follows_the_cluster(lab, "after", 21);
+    });
 }
 
 /// Whether a mode has something in the kernel.
