@@ -220,7 +220,8 @@ instructions: test-tools
 # Some figures go to docs/reliability.csv and
 # docs/reliability.md; T names some of the tests.
 ACCEPTANCE = $(or $(T),userspace::retry userspace::streams userspace::idle userspace::udp \
-    userspace::guest userspace::upgrades userspace::overload)
+    userspace::guest userspace::upgrades userspace::overload \
+    promises_hold_in_many_hand_overs guest_full_hand_overs)
 keep-figures = TRIPOD_FIGURES_LOG=$(CURDIR)/target/$(1) $(SUITE) --exact --ignored faults::measured::keep
 acceptance: nextest test-tools
 	$(CARGO) build --release --bin tripod

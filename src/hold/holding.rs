@@ -3,6 +3,7 @@
 //! given.
 
 use std::{
+    collections::HashSet,
     future::pending,
     io, mem,
     os::fd::{AsFd, OwnedFd},
@@ -227,7 +228,19 @@ impl Holding {
     ) -> Vec<InheritedSocket> {
         let mut table = self.0.table.lock();
         let wanted = |one: &mut InheritedSocket| wanted(one.description());
-        table.inherited.extract_if(.., wanted).collect()
+        let taken: Vec<InheritedSocket> = table.inherited.extract_if(.., wanted).collect();
+        if taken.iter().all(InheritedSocket::is_shared) {
+            return taken;
+        }
+        // The holder also gives those of a predecessor that was killed. One that the predecessor gave
+        // before may be open here by now, and closing it would close the open one.
+        let open = table.sockets.values().filter_map(|entry| entry.inode);
+        let open: HashSet<u64> = open.collect();
+        drop(table);
+        let is_open = |one: &InheritedSocket| {
+            !one.is_shared() && inode(&one.socket).is_ok_and(|inode| open.contains(&inode))
+        };
+        taken.into_iter().filter(|one| !is_open(one)).collect()
     }
 
     /// Has flows continue that came after the predecessors stopped.
@@ -473,33 +486,65 @@ mod tests {
     use std::{net::TcpListener, sync::Weak};
 
     use net::Protocol;
+    use tokio::sync::mpsc::unbounded_channel;
 
-    use super::{super::message::SocketDescription, *};
+    use super::*;
     use crate::kernel::socket::bound::BoundAddress;
+
+    fn description(socket: &TcpListener) -> SocketDescription {
+        let address = socket.local_addr().unwrap();
+        let protocol = Protocol::Tcp;
+        SocketDescription {
+            bound: BoundAddress { protocol, address },
+            label: "web".into(),
+        }
+    }
+
+    /// Gives `socket` as the holder does.
+    fn give(holding: &Holding, number: u64, socket: &TcpListener) {
+        let record = Message::Give(number, description(socket)).encode();
+        let descriptor = socket.try_clone().unwrap().into();
+        holding.0.act(&record, Some(descriptor)).unwrap();
+    }
+
+    /// The holder gives the sockets of a predecessor that is killed, while this process opens those
+    /// that the predecessor gave.
+    #[test]
+    fn a_socket_that_is_given_twice_is_taken_once() {
+        let socket = Arc::new(TcpListener::bind("127.0.0.1:0").unwrap());
+        let description = description(&socket);
+        let holding = Holding::at(PathBuf::new());
+        holding.0.connected();
+        let (sender, _taken) = unbounded_channel();
+        let descriptor = socket.try_clone().unwrap().into();
+        let taken = Taken { number: 7, sender };
+        holding.share(description.clone(), descriptor, taken);
+        assert_eq!(holding.take_inherited(|_| true).len(), 1);
+        give(&holding, FIRST_OF_HOLDER, &socket);
+        let weak: Weak<TcpListener> = Arc::downgrade(&socket);
+        let _held = holding.hold(description, weak, true);
+        assert_eq!(holding.take_inherited(|_| true).len(), 0);
+        let table = holding.0.table.lock();
+        assert!(
+            matches!(table.queue.back(), Some(Job::Release(FIRST_OF_HOLDER))),
+            "the holder need not keep it twice"
+        );
+    }
 
     /// What another process left may be a socket that this one took before and serves.
     #[test]
     fn a_socket_that_this_process_serves_is_no_inherited_one() {
         let socket = Arc::new(TcpListener::bind("127.0.0.1:0").unwrap());
-        let address = socket.local_addr().unwrap();
-        let description = SocketDescription {
-            bound: BoundAddress {
-                protocol: Protocol::Tcp,
-                address,
-            },
-            label: "web".into(),
-        };
+        let description = description(&socket);
         let holding = Holding::at(PathBuf::new());
         let state = &holding.0;
         state.connected();
         let given = |number| {
-            let record = Message::Give(number, description.clone()).encode();
-            let descriptor = socket.try_clone().unwrap().into();
-            state.act(&record, Some(descriptor)).unwrap();
+            give(&holding, number, &socket);
             holding.take_inherited(|_| true).len()
         };
         let weak: Weak<TcpListener> = Arc::downgrade(&socket);
-        let held = holding.hold(description.clone(), weak, false);
+        let held = holding.hold(description, weak, false);
         assert_eq!(given(FIRST_OF_HOLDER), 0);
         let queue = |state: &State| mem::take(&mut state.table.lock().queue);
         let released = queue(state);

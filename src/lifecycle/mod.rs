@@ -81,18 +81,7 @@ pub fn take_over(
     tokio::spawn(holding.clone().run());
     let taken_over = async move {
         report_unreachable();
-        let mut giving_way = JoinSet::new();
-        for predecessor in predecessors {
-            let handover = handover.clone();
-            giving_way
-                .spawn(async move { predecessor.give_way(&handover).await.then_some(predecessor) });
-        }
-        let gave_way = giving_way.join_all().await;
-        let predecessors: Vec<Predecessor> = gave_way.into_iter().flatten().collect();
-        if !predecessors.is_empty() {
-            let processes = predecessors.len();
-            tracing::info!(processes, "taking over from a running process");
-        }
+        let predecessors = have_give_way(predecessors, &handover).await;
         tokio::spawn(once_it_serves(serving, predecessors, handover, listeners));
         holding.answered().await;
     };
@@ -101,6 +90,23 @@ pub fn take_over(
         served: Some(served),
     };
     (taken_over, serving)
+}
+
+/// Has the `predecessors` give way. Returns those that did.
+async fn have_give_way(predecessors: Vec<Predecessor>, handover: &Handover) -> Vec<Predecessor> {
+    let mut giving_way = JoinSet::new();
+    for predecessor in predecessors {
+        let handover = handover.clone();
+        giving_way
+            .spawn(async move { predecessor.give_way(&handover).await.then_some(predecessor) });
+    }
+    let gave_way = giving_way.join_all().await;
+    let predecessors: Vec<Predecessor> = gave_way.into_iter().flatten().collect();
+    if !predecessors.is_empty() {
+        let processes = predecessors.len();
+        tracing::info!(processes, "taking over from a running process");
+    }
+    predecessors
 }
 
 /// Signals which families this process serves.
@@ -141,7 +147,8 @@ async fn both_served(mut serving: Receiver<Family>) {
 }
 
 /// Waits until this process is `serving`, and then tells those before it, and listens for those
-/// after it.
+/// after it. Processes that began to serve since it started give way as well: two that start
+/// together do not find each other, and would each repair what the other one writes.
 async fn once_it_serves(
     serving: Receiver<Family>,
     predecessors: Vec<Predecessor>,
@@ -152,8 +159,13 @@ async fn once_it_serves(
     handover.serves();
     listeners.serve();
     predecessors.iter().for_each(Predecessor::serves);
-    if let Err(error) = successor::listen(handover, listeners) {
-        tracing::warn!("another process cannot take over without a gap: {error}");
+    match successor::listen(handover.clone(), listeners.clone()) {
+        Ok(own) => {
+            let others = predecessor::meet_others(&own, &predecessors, &listeners).await;
+            let others = have_give_way(others, &handover).await;
+            others.iter().for_each(Predecessor::serves);
+        }
+        Err(error) => tracing::warn!("another process cannot take over without a gap: {error}"),
     }
 }
 

@@ -25,6 +25,8 @@ use crate::{
 
 /// A process that serves when this one starts.
 pub struct Predecessor {
+    /// The path of its socket.
+    name: String,
     commands: UnboundedSender<Command>,
 }
 
@@ -39,6 +41,35 @@ enum Command {
 /// they answer about themselves. Returns when those are there: with `bindAddressHardFail` this
 /// process would end if it could not bind.
 pub async fn meet(listeners: &Listeners) -> Vec<Predecessor> {
+    meet_where(listeners, |_| true).await
+}
+
+/// Connects to the processes that began to serve while this one started, apart from those that it
+/// has `met`: before they served, it could not find them. `own` is its socket. Of two processes that
+/// find each other, the one whose socket was opened later, and has the higher number, takes over.
+pub(super) async fn meet_others(
+    own: &str,
+    met: &[Predecessor],
+    listeners: &Listeners,
+) -> Vec<Predecessor> {
+    let mut is_earlier = true;
+    let is_met = |name: &str| {
+        let mut of_name = met.iter().filter(|one| one.name == name);
+        // Another process may have opened the socket of one that has ended.
+        of_name.any(|one| !one.commands.is_closed())
+    };
+    meet_where(listeners, |name| {
+        is_earlier &= name != own;
+        is_earlier && !is_met(name)
+    })
+    .await
+}
+
+/// Connects to the processes at those sockets for which `is_wanted` holds.
+async fn meet_where(
+    listeners: &Listeners,
+    mut is_wanted: impl FnMut(&str) -> bool,
+) -> Vec<Predecessor> {
     let names = match present() {
         Ok(names) => names,
         Err(error) => {
@@ -47,21 +78,21 @@ pub async fn meet(listeners: &Listeners) -> Vec<Predecessor> {
         }
     };
     let mut meetings = JoinSet::new();
-    for name in names {
+    for name in names.into_iter().filter(|name| is_wanted(name)) {
         // One that cannot be reached has ended.
         let Ok(channel) = Channel::connect(Path::new(&name)) else {
             continue;
         };
         if channel.is_same_user() {
             let listeners = listeners.clone();
-            meetings.spawn(async move { Predecessor::meet(channel, &listeners).await });
+            meetings.spawn(async move { Predecessor::meet(name, channel, &listeners).await });
         }
     }
     meetings.join_all().await
 }
 
 impl Predecessor {
-    pub(super) async fn meet(channel: Channel, listeners: &Listeners) -> Predecessor {
+    pub(super) async fn meet(name: String, channel: Channel, listeners: &Listeners) -> Predecessor {
         let (commands, receiver) = unbounded_channel();
         let (met, meets) = oneshot::channel();
         let (sender, taken) = unbounded_channel();
@@ -82,7 +113,7 @@ impl Predecessor {
                  when it has ended"
             );
         }
-        Predecessor { commands }
+        Predecessor { name, commands }
     }
 
     /// Has it give way, and waits for that, at most for [`ANSWER`]. Returns whether it is there.

@@ -40,12 +40,12 @@ pub(super) const FIRST_SYNC: Duration = Duration::from_secs(30);
 /// process stopped.
 const LATE: Duration = Duration::from_millis(50);
 
-/// Gives way to processes that connect from now on.
+/// Gives way to processes that connect from now on. Returns the path of the socket at which they do.
 ///
 /// # Errors
 /// When this process cannot listen in the folder.
-pub(super) fn listen(handover: Handover, listeners: Listeners) -> io::Result<()> {
-    let listener = open()?;
+pub(super) fn listen(handover: Handover, listeners: Listeners) -> io::Result<String> {
+    let (name, listener) = open()?;
     tokio::spawn(async move {
         loop {
             match listener.accept().await {
@@ -58,15 +58,15 @@ pub(super) fn listen(handover: Handover, listeners: Listeners) -> io::Result<()>
             }
         }
     });
-    Ok(())
+    Ok(name)
 }
 
 /// Listens at the first name that no other process in this network namespace has.
-fn open() -> io::Result<Listener> {
+fn open() -> io::Result<(String, Listener)> {
     let mut refused = None;
     for path in names(isolation::network_namespace()?) {
         match Listener::open(Path::new(&path)) {
-            Ok(listener) => return Ok(listener),
+            Ok(listener) => return Ok((path, listener)),
             Err(error) => refused = Some(format!("cannot listen at {path}: {error}")),
         }
     }

@@ -142,7 +142,7 @@ async fn successor(handover: &Handover, listeners: &Listeners) -> (Channel, Join
 /// A test's end of the connection to the present process, which takes over.
 async fn predecessor(listeners: &Listeners) -> (Channel, Predecessor) {
     let (ours, theirs) = Channel::pair().expect("a pair");
-    let meets = Predecessor::meet(ours, listeners);
+    let meets = Predecessor::meet(String::new(), ours, listeners);
     let answers = async {
         send(&theirs, Message::Hello(VERSION), None).await;
         let hello = receive(&theirs).await;
@@ -397,7 +397,7 @@ async fn a_predecessor_of_another_protocol_keeps_its_sockets() {
         let (ours, theirs) = Channel::pair().expect("a pair");
         let listeners = Listeners::default();
         send(&theirs, wrong, None).await;
-        let predecessor = Predecessor::meet(ours, &listeners).await;
+        let predecessor = Predecessor::meet(String::new(), ours, &listeners).await;
         let (handover, holding) = handover();
         assert!(!predecessor.give_way(&handover).await);
         assert_eq!(holding.take_inherited(|_| true).len(), 0);

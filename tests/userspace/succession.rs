@@ -92,7 +92,7 @@ impl Calls {
 }
 
 /// Sets the flag that tells callers to stop when it is dropped, also after a failure.
-pub(super) struct Stop<'a>(pub(super) &'a AtomicBool);
+pub struct Stop<'a>(pub &'a AtomicBool);
 
 impl Drop for Stop<'_> {
     fn drop(&mut self) {

@@ -46,7 +46,12 @@ struct Figures(BTreeMap<Name, f64>);
 /// Reports that `test` measured `value` with `capture`. Only results with the sizes of `make
 /// acceptance` should be stored.
 pub fn measured(test: &str, capture: Capture, name: &str, value: f64) {
-    figure(&format!("measured {test},{},{name}", capture.name()), value);
+    measured_in(test, capture.name(), name, value);
+}
+
+/// Like [`measured`], in any mode.
+pub fn measured_in(test: &str, mode: &str, name: &str, value: f64) {
+    figure(&format!("measured {test},{mode},{name}"), value);
 }
 
 /// Adds the parts of the document about userspace mode.

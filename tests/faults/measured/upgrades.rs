@@ -1,5 +1,6 @@
 //! Interruptions by upgrades, restarts and crashes; the tests are
-//! `userspace::{succession,gap,upgrades}`, `modes::surge` and `modes::switching`.
+//! `userspace::{succession,gap,upgrades}`, `modes::surge` and `modes::switching`. Failures by cause
+//! are counted by `modes::surge::counted`.
 
 use std::fmt::Write as _;
 
@@ -41,6 +42,18 @@ end, and are closed before it ends:
 |---|---|---|---|
 ";
 
+const COUNTED_HEAD: &str = "
+`make acceptance` also makes 1,000 hand-overs in each mode under 2,000 new connections per second, half of
+them to a Service with session affinity, and 200 UDP flows that stay open and send two datagrams per
+second. A new process starts next to the old one, which is then asked to end. In one of ten
+hand-overs, the old process is instead killed by `kill -9`, in turn: before the new one starts, when the new
+one begins to take over, and when the new one serves. In userspace mode a holder runs. One in
+100 connections stays open for 200 ms. Each failure is counted by its cause:
+
+| | hand-overs | of them killed | connections | per second | datagrams | failed in order | failed when killed |
+|---|---|---|---|---|---|---|---|
+";
+
 const FOOT: &str = "
 The figures are in [reliability.csv](reliability.csv). (Two cores that also ran other programs.)
 ";
@@ -67,5 +80,67 @@ pub fn write(text: &mut String, figures: &Figures) {
             );
         }
     }
+    write_counted(text, figures);
     text.push_str(FOOT);
+}
+
+/// The test that counts failures by their causes.
+const COUNTED: &str = "hand_overs";
+
+/// The modes in the order of the table, as figures and as the document name them.
+const MODES: [(&str, &str); 5] = [
+    ("nftables", "nftables"),
+    ("iptables", "iptables"),
+    ("redirect", "userspace, redirect capture"),
+    ("local", "userspace, local capture"),
+    ("ipvs", "ipvs, in a guest kernel"),
+];
+
+/// Causes of failures, as figures and as the document name them.
+const CAUSES: [(&str, &str); 8] = [
+    ("refused", "connections refused"),
+    ("reset", "connections reset"),
+    ("timed_out", "connections timed out"),
+    (
+        "wrong_endpoint",
+        "answers of an endpoint of another Service",
+    ),
+    (
+        "affinity_lost",
+        "changed endpoints of a client with affinity",
+    ),
+    ("datagram_lost", "datagrams lost"),
+    ("flow_moved", "UDP flows begun again"),
+    ("other", "others"),
+];
+
+/// Adds the table of failures by cause, with the modes that were measured.
+fn write_counted(text: &mut String, figures: &Figures) {
+    let measured = MODES.map(|mode| figures.has(COUNTED, mode.0).then_some(mode));
+    if measured.iter().flatten().next().is_none() {
+        return;
+    }
+    text.push_str(COUNTED_HEAD);
+    for (mode, title) in measured.into_iter().flatten() {
+        let of = |figure: &str| figures.get(COUNTED, mode, figure);
+        let numbers = ["hand_overs", "killed", "connections", "datagrams"];
+        let numbers = numbers.map(|figure| thousands(of(figure)));
+        let pace = thousands(of("connections") / of("seconds"));
+        let failed = |when: &str| {
+            let counts = CAUSES.map(|(name, title)| (of(&format!("{when}_{name}")), title));
+            let counts = counts.iter().filter(|(count, _)| *count > 0.0);
+            let counts = counts.map(|(count, title)| format!("{} {title}", thousands(*count)));
+            match counts.collect::<Vec<_>>() {
+                none if none.is_empty() => "0".to_owned(),
+                some => some.join(", "),
+            }
+        };
+        let _ = writeln!(
+            text,
+            "| {title} | {} | {pace} | {} | {} |",
+            numbers.join(" | "),
+            failed("in_order"),
+            failed("killed"),
+        );
+    }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 pub use boot::{AARCH64, Debian, Outcome, Profile, unavailable};
 
-use super::{SOAK_ENDS, figure, is_soak, skip, soak_length, tripod_binary};
+use super::{SOAK_ENDS, acceptance, figure, is_soak, skip, soak_length, tripod_binary};
 
 /// From within a sandbox: boots a guest, runs this test binary there with `arguments` and these
 /// environment variables, and waits at most `limit` for its end.
@@ -100,7 +100,8 @@ fn tests_in_guest(profile: Profile, program: &Path, names: &[&str], environment:
         if is_soak() {
             environment.push(("TRIPOD_SOAK", &seconds));
         }
-        let limit = GUEST.max(soak + SOAK_ENDS);
+        let limit = if acceptance() { ACCEPTANCE } else { GUEST };
+        let limit = limit.max(soak + SOAK_ENDS);
         let outcome = run_program(profile, program, &arguments, &environment, limit);
         assert_eq!(outcome.status, Some(0), "see the guest's console");
         for name in names {
@@ -129,3 +130,5 @@ fn tests_in_guest(profile: Profile, program: &Path, names: &[&str], environment:
 /// The longest that a guest may run; only one that hangs reaches it. A sandbox has a longer limit
 /// (`lifetime` in `lab::sandbox`).
 const GUEST: Duration = Duration::from_secs(1000);
+/// The same with the sizes of the acceptance list.
+const ACCEPTANCE: Duration = Duration::from_secs(3400);

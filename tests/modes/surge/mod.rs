@@ -1,6 +1,7 @@
 //! A new pod next to the old one on the same node, on the same ports, as with a DaemonSet with
 //! `maxSurge: 1`.
 
+mod counted;
 mod load;
 
 use std::net::SocketAddr;
@@ -8,6 +9,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use self::counted::promises_hold_in_many_hand_overs;
 use self::load::{Open, under_load};
 use super::probe::kernel;
 use crate::lab::{
@@ -68,7 +70,9 @@ macro_rules! in_each_mode {
 
 in_each_mode!(
     nobody_notices_an_upgrade,
-    a_rollout_that_fails_leaves_the_old_pod_in_charge
+    a_rollout_that_fails_leaves_the_old_pod_in_charge,
+    one_of_two_that_start_together_gives_way,
+    promises_hold_in_many_hand_overs,
 );
 
 /// Like [`in_lab`], unless this runs in a guest kernel, where only ipvs mode matters.
@@ -171,11 +175,15 @@ impl Pod {
         Pod { process, socket }
     }
 
-    /// Starts the pod of that number with the manifests of `lab`, and waits until it is
-    /// ready.
-    fn ready(lab: &Lab, way: Way, number: u32) -> Pod {
+    /// Starts the pod of that number with the manifests of `lab`, without waiting for anything.
+    fn started(lab: &Lab, way: Way, number: u32) -> Pod {
         let manifests = format!("--manifests={}", lab.manifests().display());
-        let pod = Pod::start(lab, way, number, &[&manifests]);
+        Pod::start(lab, way, number, &[&manifests])
+    }
+
+    /// Like [`Pod::started`], and waits until it is ready.
+    fn ready(lab: &Lab, way: Way, number: u32) -> Pod {
+        let pod = Pod::started(lab, way, number);
         eventually("the pod is ready", SOON, || {
             if pod.is_ready(lab) {
                 Ok(())
@@ -354,6 +362,40 @@ fn a_rollout_that_fails_leaves_the_old_pod_in_charge(lab: &Lab, way: Way) {
     again.answers(lab);
     follows_the_cluster(lab, "at-last", 29);
     under_load(lab, &web, |load| load.more());
+}
+
+/// As after a restart of the node during a rollout: neither serves when the other one looks for it.
+fn one_of_two_that_start_together_gives_way(lab: &Lab, way: Way) {
+    let web = publish(lab, way, &["a", "b", "c"]);
+    let [first, second] = [0, 1].map(|number| Pod::started(lab, way, number));
+    let took_over = |pod: &Pod| pod.process.logged(&["taking over from a running process"]) > 0;
+    let is_first = eventually("one of them takes over", SOON, || {
+        match [&first, &second].map(took_over) {
+            [is_first, is_second] if is_first != is_second => Ok(is_first),
+            both => Err(format!("{both:?}: {}", first.process.log())),
+        }
+    });
+    let (mut old, new) = if is_first {
+        (second, first)
+    } else {
+        (first, second)
+    };
+    new.answers(lab);
+    // What the old pod wrote last may be repaired once more.
+    new.compares_everything();
+    let before = [&old, &new].map(|pod| pod.troubles().len());
+    old.compares_everything();
+    new.compares_everything();
+    let after = [&old, &new].map(|pod| pod.troubles().len());
+    assert_eq!(before, after, "{}", new.process.log());
+    under_load(lab, &web, |load| {
+        follows_the_cluster(lab, "beside", 20);
+        load.more();
+        old.process.ask_to_end();
+        assert!(old.process.ended_within(SOON).success());
+        load.more();
+        follows_the_cluster(lab, "after", 21);
+    });
 }
 
 /// Whether a mode has something in the kernel.
