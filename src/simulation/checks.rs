@@ -31,7 +31,9 @@ impl Watch {
         let mut new = failed.difference(before);
         let recovers = self.recovers();
         if let Some(new) = new.find(|new| !recovers && self.refused != Some(**new)) {
-            self.fail(&format!("Service {new} is not applied, and no reason is known"));
+            self.fail(&format!(
+                "Service {new} is not applied, and no reason is known"
+            ));
         }
     }
 

@@ -245,7 +245,10 @@ pub fn keep_results(column: &Column, cells: &[(String, String)]) {
         let word = line.split('\t').next();
         !cells.iter().any(|(of, _)| Some(&**of) == word)
     };
-    let kept = earlier.lines().filter(kept_line).map(|line| format!("{line}\n"));
+    let kept = earlier
+        .lines()
+        .filter(kept_line)
+        .map(|line| format!("{line}\n"));
     let lines = cells.iter().map(|(word, cell)| format!("{word}\t{cell}\n"));
     std::fs::write(path, kept.chain(lines).collect::<String>()).expect("writing results");
 }

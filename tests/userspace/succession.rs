@@ -465,11 +465,9 @@ fn a_changed_configuration_file_lets_connections_end(lab: &mut Lab) {
         .arg("--manifests")
         .arg(lab.manifests());
     let mut tripod = Tripod::spawn(command);
-    eventually("it is applied", SOON, || {
-        match tripod.logged(&["synced"]) {
-            0 => Err(tripod.log()),
-            _ => Ok(()),
-        }
+    eventually("it is applied", SOON, || match tripod.logged(&["synced"]) {
+        0 => Err(tripod.log()),
+        _ => Ok(()),
     });
     let mut open = Open::to(lab, &web.cluster());
     fs::write(file, text("oomScoreAdj: -998\n")).expect("a change");
