@@ -28,7 +28,7 @@ processes replace each other in order, no call is refused or reset, and every pr
 | a new process starts next to the old one, which is asked to end (`maxSurge: 1`) | the new process accepts them | the old process relays them until they end, for `--userspace-drain-timeout` at most | clients keep their endpoints, which see the same source ports; answers in transit arrive |
 | the old process ends, then the new one starts (`maxUnavailable: 1`), with a holder | wait for the new process | as above | datagrams wait for the new process, and answers as well; endpoints see the same source ports |
 | the same without a holder | are refused in between | as above | datagrams are lost in between |
-| the process is killed (`kill -9`), with a holder | wait for the next process; those that the killed process had accepted are reset | are reset | datagrams wait for the next process; flows begin again, and clients with session affinity may get other endpoints |
+| the process is killed (`kill -9`), with a holder | wait for the next process; those that the killed process had accepted are reset | are reset | datagrams wait for the next process, except those that the killed process had received; flows begin again, and clients with session affinity may get other endpoints |
 | the same without a holder | are refused until the next process listens | are reset | datagrams are lost until then |
 | the next process does not use the holder of the previous one, or has no version of its protocol in common | the share that the kernel assigned to the holder's sockets is reset, after 2 to 3 s, or at once if the versions differ; after that all reach the next process | as above | that share is lost |
 
@@ -48,7 +48,8 @@ them to a Service with session affinity, and 200 UDP flows that stay open and se
 second. A new process starts next to the old one, which is then asked to end. In one of ten
 hand-overs, the old process is instead killed by `kill -9`, in turn: before the new one starts, when the new
 one begins to take over, and when the new one serves. In userspace mode a holder runs. One in
-100 connections stays open for 200 ms. Each failure is counted by its cause:
+100 connections stays open for 200 ms. (The guest kernel of ipvs mode is slow: fewer hand-overs, 100
+connections per second, 20 flows.) Each failure is counted by its cause:
 
 | | hand-overs | of them killed | connections | per second | datagrams | failed in order | failed when killed |
 |---|---|---|---|---|---|---|---|

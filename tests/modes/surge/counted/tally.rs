@@ -62,19 +62,32 @@ impl Cause {
     }
 }
 
+/// When a process is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Moment {
+    /// Before the next one starts.
+    Alone,
+    /// When the next one begins to take over.
+    Yielding,
+    /// When the next one serves.
+    Replaced,
+}
+
 /// How the process ended that was replaced at the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum End {
     InOrder,
-    Killed,
+    Killed(Moment),
 }
 
 impl End {
-    /// One in ten hand-overs begins or ends with kill -9. The first one is early, so that a short run
-    /// has one.
+    /// One in ten hand-overs kills a process, at each moment in turn. The first one is early, so that
+    /// a short run has one.
     pub fn of(hand_over: usize) -> End {
-        match hand_over % 10 {
-            3 => End::Killed,
+        match (hand_over % 10, hand_over / 10 % 3) {
+            (3, 0) => End::Killed(Moment::Alone),
+            (3, 1) => End::Killed(Moment::Yielding),
+            (3, _) => End::Killed(Moment::Replaced),
             _ => End::InOrder,
         }
     }
@@ -112,8 +125,8 @@ impl Tally {
     /// the hand-overs since.
     pub fn failed(&self, begun: usize, cause: Cause, text: impl FnOnce() -> String) {
         let now = self.now();
-        let killed = (begun..=now).any(|number| End::of(number) == End::Killed);
-        let end = if killed { End::Killed } else { End::InOrder };
+        let ends = (begun..=now).map(End::of);
+        let end = ends.max().unwrap_or(End::InOrder);
         let mut failures = self.failures.lock().expect("no panic");
         *failures.counts.entry((end, cause)).or_default() += 1;
         let texts = failures.texts.entry((end, cause)).or_default();
@@ -122,13 +135,13 @@ impl Tally {
         }
     }
 
-    pub fn count(&self, end: End, cause: Cause) -> usize {
+    /// The number of failures by this cause, in order or when a process was killed.
+    pub fn count(&self, in_order: bool, cause: Cause) -> usize {
         let failures = self.failures.lock().expect("no panic");
-        failures
-            .counts
-            .get(&(end, cause))
-            .copied()
-            .unwrap_or_default()
+        let counts = failures.counts.iter();
+        let counted =
+            counts.filter(|((end, of), _)| *of == cause && (*end == End::InOrder) == in_order);
+        counted.map(|(_, count)| count).sum()
     }
 
     /// The first failures of each kind for which `chosen` holds, and their number.
@@ -137,7 +150,7 @@ impl Tally {
         let counts = failures.counts.iter();
         let chosen = counts.filter(|((end, cause), _)| chosen(*end, *cause));
         let describe = |(kind, count): (&(End, Cause), &usize)| {
-            format!("{count} of {kind:?}: {:#?}", failures.texts[kind])
+            format!("{count} of {kind:?}: {:?}", failures.texts[kind])
         };
         chosen.map(describe).collect()
     }
