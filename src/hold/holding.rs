@@ -3,7 +3,6 @@
 //! given.
 
 use std::{
-    collections::HashSet,
     future::pending,
     io, mem,
     os::fd::{AsFd, OwnedFd},
@@ -229,18 +228,18 @@ impl Holding {
         let mut table = self.0.table.lock();
         let wanted = |one: &mut InheritedSocket| wanted(one.description());
         let taken: Vec<InheritedSocket> = table.inherited.extract_if(.., wanted).collect();
-        if taken.iter().all(InheritedSocket::is_shared) {
-            return taken;
-        }
         // The holder also gives those of a predecessor that was killed. One that the predecessor gave
         // before may be open here by now, and closing it would close the open one.
-        let open = table.sockets.values().filter_map(|entry| entry.inode);
-        let open: HashSet<u64> = open.collect();
-        drop(table);
         let is_open = |one: &InheritedSocket| {
-            !one.is_shared() && inode(&one.socket).is_ok_and(|inode| open.contains(&inode))
+            let inode = inode(&one.socket).ok();
+            let mut open = table.sockets.values();
+            !one.is_shared() && inode.is_some() && open.any(|entry| entry.inode == inode)
         };
-        taken.into_iter().filter(|one| !is_open(one)).collect()
+        let (open, taken): (Vec<_>, Vec<_>) = taken.into_iter().partition(is_open);
+        // Dropping one of them locks the table.
+        drop(table);
+        drop(open);
+        taken
     }
 
     /// Has flows continue that came after the predecessors stopped.
